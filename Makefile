@@ -1,0 +1,74 @@
+# Each target does all of its own set-up: a virtual environment, then pip.
+# Nothing else needs to be on the machine but Python and make.
+#
+#   PY=python3.12          another interpreter
+#   TORCH=torch==2.14.1    another torch (default: the line in constraints.txt)
+#   TORCH=system           the torch that the interpreter already has
+#   VENV=/path             another place for the environment; one that exists is reused
+
+PY ?= python3
+VENV ?= .venv
+PINNED_TORCH := $(shell cat constraints.txt)
+TORCH ?= $(PINNED_TORCH)
+BIN := $(VENV)/bin
+JOBS ?= 2
+
+ifeq ($(TORCH),system)
+  VENV_FLAGS := --system-site-packages
+  PIP_TORCH :=
+else
+  VENV_FLAGS :=
+  # Named exactly, torch comes as the build that this machine has; a range would fetch gigabytes.
+  PIP_TORCH := "$(TORCH)"
+  ifeq ($(TORCH),$(PINNED_TORCH))
+    PIP_TORCH := -c constraints.txt $(PIP_TORCH)
+  endif
+endif
+
+EXTRAS_demo := .
+EXTRAS_test := .[test,data,hf,tensorboard]
+EXTRAS_lint := .[lint]
+EXTRAS_docs := .[docs]
+
+.PHONY: help demo test lint docs bench test-gpu clean
+.NOTPARALLEL:
+.SECONDARY:
+
+help:
+	@echo "make demo      train the small GPT on Python's own source, then sample from it"
+	@echo "make test      the whole test suite (CPU)"
+	@echo "make lint      ruff and mypy"
+	@echo "make docs      build the pages in docs/ into site/"
+	@echo "make bench     host time of an update against a bare loop"
+	@echo "make test-gpu  the tests that need a CUDA device"
+	@echo "make clean     remove the environment and the caches; runs/ stays"
+
+# One stamp a set of extras, built again when what it was built from changes.
+$(VENV)/.ready-%: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PY) -m venv $(VENV_FLAGS) $(VENV)
+	@echo "setting up $(VENV) for $* ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check $(PIP_TORCH) -e "$(EXTRAS_$*)"
+	@touch $@
+
+demo: $(VENV)/.ready-demo
+	$(BIN)/surefoot train
+
+test: $(VENV)/.ready-test
+	$(BIN)/python -m pytest -q -n $(JOBS) -m "not gpu"
+
+lint: $(VENV)/.ready-lint
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+docs: $(VENV)/.ready-docs
+	$(BIN)/zensical build --clean --strict
+
+bench: $(VENV)/.ready-demo
+	$(BIN)/python benchmarks/host_overhead.py
+
+test-gpu: $(VENV)/.ready-test
+	$(BIN)/python -m pytest -q -m gpu
+
+clean:
+	rm -rf $(VENV) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""The command: one thin file for each verb. Decides nothing that the library does not decide."""
