@@ -1,0 +1,126 @@
+"""Every error a user can meet. Each says what happened, where, which rule it broke and what to do.
+
+Imports nothing but the standard library, so that a bad recipe is answered without loading torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+EXIT_DONE = 0
+EXIT_FOUND = 1
+EXIT_REQUEST = 2
+EXIT_FAILED = 3
+EXIT_STOPPED = 75
+
+
+class SurefootError(Exception):
+    """Base of all our errors.
+
+    Args:
+        what: what happened, one sentence.
+        where: the place: a dotted config path, a file and line, a tensor name, a sample id.
+        rule: the rule that was broken.
+        remedy: what the user can do now.
+    """
+
+    exit_code = EXIT_FAILED
+
+    def __init__(self, what: str, *, where: str = "", rule: str = "", remedy: str = "") -> None:
+        self.what = what
+        self.where = where
+        self.rule = rule
+        self.remedy = remedy
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        lines += [
+            f"  {label}: {text}"
+            for label, text in (("where", self.where), ("rule", self.rule), ("do", self.remedy))
+            if text
+        ]
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # The default reduction replays `args` alone and would lose the keyword fields when an
+        # error crosses a process border (a data worker).
+        return (_rebuild, (type(self), self.__dict__.copy(), self.args))
+
+
+def _rebuild(
+    kind: type[SurefootError], fields: dict[str, object], args: tuple[object, ...]
+) -> SurefootError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(fields)
+    return error
+
+
+class RequestError(SurefootError):
+    """The request itself is wrong; nothing was started."""
+
+    exit_code = EXIT_REQUEST
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One thing wrong with a recipe."""
+
+    path: str
+    """Dotted path of the key, such as `optimizer.lr`."""
+    origin: str
+    """Where the value came from: a file name, `override`, or `default`."""
+    rule: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        remedy = f"; {self.remedy}" if self.remedy else ""
+        return f"{self.path} ({self.origin}): {self.rule}{remedy}"
+
+
+class ConfigError(RequestError):
+    """A recipe breaks one or more rules; all of them are listed at once."""
+
+    def __init__(self, violations: Sequence[Violation]) -> None:
+        self.violations = tuple(violations)
+        count = len(self.violations)
+        lines = "\n".join(f"  - {violation}" for violation in self.violations)
+        super().__init__(f"{count} problem{'s' if count != 1 else ''} in the configuration:\n{lines}")
+
+
+class DataError(SurefootError):
+    """Data is missing, unreadable or of a wrong shape or range."""
+
+
+class MissingDataError(DataError, RequestError):
+    """A data folder or file that the recipe names is not there, or holds nothing."""
+
+    exit_code = EXIT_REQUEST
+
+
+class LoaderStuckError(DataError):
+    """A data worker gave no answer within its deadline."""
+
+
+class ModelError(SurefootError):
+    """A model cannot be built, called or trained as asked."""
+
+
+class NonFiniteError(SurefootError):
+    """A loss or gradient was NaN or infinite and the guard's policy is to stop."""
+
+
+class CheckpointError(SurefootError):
+    """A checkpoint is damaged, incomplete or belongs to another model."""
+
+
+class RunFolderError(RequestError):
+    """A run folder exists already, is in use, is missing or has too little free space."""
+
+
+class StopRequested(SurefootError):
+    """The run was asked to stop and has saved; it can be resumed."""
+
+    exit_code = EXIT_STOPPED

@@ -1,0 +1,93 @@
+"""What observers see: frozen host numbers, and nothing else.
+
+A report never holds a tensor or a module, so that an observer cannot change the course of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One update, as it was computed. All numbers are plain Python numbers."""
+
+    step: int
+    """Updates completed after this one (a skipped update leaves it as it was)."""
+    window: int
+    """Windows consumed so far, this one included; unique for every row of a run."""
+    epoch: int
+    samples: int
+    """Samples seen so far, over all data-parallel ranks."""
+    tokens: int
+    """Loss-bearing tokens seen so far where the task counts tokens, else 0."""
+    loss: float
+    """Loss sum of the whole window over its denominator."""
+    terms: Mapping[str, float]
+    """Each term of a loss with several; empty where there is one."""
+    weight: float
+    """Denominator of the update: loss-bearing items over the data-parallel ranks."""
+    grad_norm: float
+    """Global gradient norm before clipping."""
+    clipped: bool
+    applied: bool
+    """False where the update was skipped."""
+    lr: Mapping[str, float]
+    """Learning rate of each parameter group, as this update used it."""
+    loss_scale: float
+    """Loss scale that this update used; 1.0 where none is needed."""
+    sample_ids: tuple[int, ...] = ()
+    """Ids of the samples of this rank's window."""
+    weight_norm: float | None = None
+    """Global weight norm after the update, on the updates that measure it."""
+    step_seconds: float = 0.0
+    """Wall time from the end of the previous update's call to the end of this one's."""
+    data_seconds: float = 0.0
+    """Part of it spent waiting for data."""
+    memory_bytes: int = 0
+    """Peak memory: allocated on the device, or resident of the process on CPU."""
+    time: float = 0.0
+    """Unix time at which the report was resolved."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvalReport:
+    """One evaluation of one validation set at one step."""
+
+    step: int
+    name: str
+    """Name of the validation set."""
+    metrics: Mapping[str, float]
+    """Metric name to value; `loss` is always there."""
+    weight: float
+    """Loss-bearing items that the loss was averaged over."""
+    samples: int
+    weights: str = "raw"
+    """Which weights were evaluated: `raw` or `ema`."""
+    seconds: float = 0.0
+    time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a run, such as a start, a resume, a skip, a save or a failure."""
+
+    kind: str
+    step: int
+    message: str
+    data: Mapping[str, object] = field(default_factory=dict)
+    time: float = 0.0
+
+
+class Observer(Protocol):
+    """Reads reports. It must not keep the run waiting and cannot change it."""
+
+    def on_step(self, report: StepReport) -> None: ...
+
+    def on_eval(self, report: EvalReport) -> None: ...
+
+    def on_event(self, event: Event) -> None: ...
+
+    def close(self) -> None: ...

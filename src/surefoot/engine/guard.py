@@ -1,0 +1,119 @@
+"""The guard: what happens after a non-finite update. It decides; observers only read.
+
+It never changes a gradient or a weight: the optimizer has already left them alone on the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from surefoot.core.errors import NonFiniteError
+from surefoot.core.reports import Event, StepReport
+
+SMALLEST_LOSS_SCALE = 1.0
+"""A loss scale that fell this far and still overflows is not the cause."""
+
+
+class NonFinitePolicy(Enum):
+    """What to do after a loss or gradient that is NaN or infinite."""
+
+    STOP = "stop"
+    SKIP = "skip"
+
+
+@dataclass
+class Guard:
+    """Judges each update's report, in order, exactly once.
+
+    An overflow under a dynamic loss scale is part of how fp16 works: the update is skipped and the
+    scale halves, under either policy, until the scale reaches 1.
+
+    Args:
+        policy: stop the run, or skip the update and go on.
+        skip_budget: skipped updates in the whole run after which `skip` stops too.
+        dynamic_loss_scale: whether a dynamic loss scale is at work.
+        optimizer_skips: whether the optimizer left the weights alone on a non-finite flag.
+    """
+
+    policy: NonFinitePolicy = NonFinitePolicy.STOP
+    skip_budget: int = 10
+    dynamic_loss_scale: bool = False
+    optimizer_skips: bool = True
+    num_skipped: int = field(default=0, init=False)
+    num_overflows: int = field(default=0, init=False)
+
+    def judge(self, report: StepReport) -> Event | None:
+        """Returns the event that the report gives rise to, if any.
+
+        Raises:
+            NonFiniteError: the policy, or a spent budget, says stop.
+        """
+        if report.applied:
+            return None
+        if report.weight == 0.0:
+            return _event("skip", report, "the window carries no weight: there is nothing to learn")
+        if self._is_overflow(report):
+            self.num_overflows += 1
+            return _event("overflow", report, f"fp16 overflow at loss scale {report.loss_scale:g}")
+        if self.policy is NonFinitePolicy.SKIP and self.num_skipped < self.skip_budget:
+            self.num_skipped += 1
+            left = self.skip_budget - self.num_skipped
+            return _event("skip", report, f"non-finite update skipped; {left} more allowed")
+        raise self._error(report)
+
+    def _is_overflow(self, report: StepReport) -> bool:
+        return (
+            self.dynamic_loss_scale
+            and math.isfinite(report.loss)
+            and report.loss_scale > SMALLEST_LOSS_SCALE
+        )
+
+    def _error(self, report: StepReport) -> NonFiniteError:
+        spent = self.policy is NonFinitePolicy.SKIP
+        weights = (
+            "the weights are those before this update"
+            if self.optimizer_skips
+            else "the weights in memory are spoilt; the last checkpoint is whole"
+        )
+        return NonFiniteError(
+            f"update {report.step} is not finite: loss {report.loss}, gradient norm "
+            f"{report.grad_norm}; {weights}",
+            where=f"window {report.window}, epoch {report.epoch}, samples {_few(report.sample_ids)}",
+            rule=(
+                f"the skip budget of {self.skip_budget} is spent"
+                if spent
+                else "guard.non_finite is `stop`"
+            ),
+            remedy="look at these samples; lower optimizer.lr, lengthen the warm-up or use bf16; "
+            "guard.non_finite=skip goes on without them",
+        )
+
+    def state_dict(self) -> dict[str, int]:
+        return {"num_skipped": self.num_skipped, "num_overflows": self.num_overflows}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.num_skipped = state["num_skipped"]
+        self.num_overflows = state["num_overflows"]
+
+
+def _event(kind: str, report: StepReport, message: str) -> Event:
+    return Event(
+        kind=kind,
+        step=report.step,
+        message=message,
+        data={
+            "window": report.window,
+            "epoch": report.epoch,
+            "loss": report.loss,
+            "grad_norm": report.grad_norm,
+            "sample_ids": list(report.sample_ids),
+        },
+    )
+
+
+def _few(ids: tuple[int, ...], most: int = 12) -> str:
+    shown = ", ".join(map(str, ids[:most]))
+    return f"[{shown}{', …' if len(ids) > most else ''}]"

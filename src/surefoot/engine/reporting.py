@@ -1,0 +1,112 @@
+"""The log of updates: counts them once their numbers have arrived, and tells everybody.
+
+This is where `step` lives on the host. A skipped update does not advance it, so schedule and
+cadence are plain integers. Nothing here touches the device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from surefoot.core.reports import Event, Observer, StepReport
+from surefoot.engine.guard import Guard
+from surefoot.engine.passes import TOTAL
+from surefoot.engine.signals import PendingReport
+from surefoot.state.run_state import Progress
+
+KNOWN_SCALARS = frozenset({TOTAL, "grad_norm", "finite", "loss_scale", "weight_norm"})
+
+
+class ReportLog:
+    """Holds the one update in flight; settles it in order.
+
+    Args:
+        progress: the counts of the run; advanced here and nowhere else.
+        guard: judges each report; may raise.
+        observers: receive each report and event.
+        clip_norm: gradients with a larger norm were clipped; infinity where nothing is.
+        counts_tokens: whether a weight is a number of tokens.
+        memory_bytes: a cheap probe.
+    """
+
+    def __init__(
+        self,
+        progress: Progress,
+        guard: Guard,
+        observers: Sequence[Observer] = (),
+        *,
+        clip_norm: float = float("inf"),
+        counts_tokens: bool = False,
+        memory_bytes: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.progress = progress
+        self.guard = guard
+        self.observers = observers
+        self.latest: StepReport | None = None
+        self._clip_norm = clip_norm
+        self._counts_tokens = counts_tokens
+        self._memory_bytes = memory_bytes
+        self._in_flight: PendingReport | None = None
+        self._last_time = time.perf_counter()
+
+    def hand_over(self, pending: PendingReport) -> None:
+        """Takes the report of the update just queued; an older one is settled first."""
+        self.settle()
+        self._in_flight = pending
+
+    def settle(self) -> int:
+        """Waits for the update in flight, if any; returns the count of updates completed.
+
+        Raises:
+            NonFiniteError: the guard says stop.
+        """
+        if self._in_flight is not None:
+            pending, self._in_flight = self._in_flight, None
+            self._publish(pending)
+        return self.progress.step
+
+    def restart_clock(self) -> None:
+        """Forgets the time spent since the last update (an evaluation, a save)."""
+        self._last_time = time.perf_counter()
+
+    def tell(self, event: Event) -> None:
+        for observer in self.observers:
+            observer.on_event(event)
+
+    def _publish(self, pending: PendingReport) -> None:
+        scalars = pending.scalars()
+        window = pending.window
+        applied = bool(scalars["finite"])
+        weight = pending.denominators.get(TOTAL, sum(pending.denominators.values()))
+        tokens = round(weight) if self._counts_tokens else 0
+        self.progress.consume(window.samples, tokens, window.cursor_after, applied)
+        now = time.perf_counter()
+        report = StepReport(
+            step=self.progress.step,
+            window=self.progress.window,
+            epoch=self.progress.epoch,
+            samples=self.progress.samples,
+            tokens=self.progress.tokens,
+            loss=scalars[TOTAL],
+            terms={name: value for name, value in scalars.items() if name not in KNOWN_SCALARS},
+            weight=weight,
+            grad_norm=scalars["grad_norm"],
+            clipped=scalars["grad_norm"] > self._clip_norm,
+            applied=applied,
+            lr=pending.rates,
+            loss_scale=scalars["loss_scale"],
+            sample_ids=window.sample_ids,
+            weight_norm=scalars.get("weight_norm"),
+            step_seconds=now - self._last_time,
+            data_seconds=window.data_seconds,
+            memory_bytes=self._memory_bytes(),
+            time=time.time(),
+        )
+        self._last_time = now
+        self.latest = report
+        for observer in self.observers:
+            observer.on_step(report)
+        event = self.guard.judge(report)
+        if event is not None:
+            self.tell(event)

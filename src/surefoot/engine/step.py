@@ -1,0 +1,104 @@
+"""THE update: everything numeric that happens between one set of weights and the next, in order.
+
+Read it straight down. It knows no mesh, no optional feature and no device: those enter as a pass,
+an optimizer or an injected reduction. It never waits for the device except for the numbers of the
+update before, and it never publishes anything itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from surefoot.engine.passes import Pass
+from surefoot.engine.reporting import ReportLog
+from surefoot.engine.signals import Signals
+from surefoot.engine.window import Window
+from surefoot.numerics.loss_scaling import LossScale
+from surefoot.optim.update import UpdateOptimizer
+
+
+class Average(Protocol):
+    """A running average of the weights, such as an EMA."""
+
+    def update(self, finite: Tensor) -> None: ...
+
+
+@dataclass(frozen=True)
+class UpdateParts:
+    """What one update is made of. Every part is chosen once, before the first update."""
+
+    parameters: Sequence[Tensor]
+    """Trainable parameters, in the order of the model."""
+    sum_over_ranks: Callable[[Mapping[str, float]], Mapping[str, float]]
+    """Sums host numbers over the data-parallel ranks; the identity on one."""
+    run_pass: Pass
+    loss_scale: LossScale
+    global_norm: Callable[[Sequence[Tensor]], Tensor]
+    """Norm over all gradients and shards, a 0-dim device tensor."""
+    clip: Callable[[Sequence[Tensor], Tensor], None]
+    course: Callable[[int], tuple[float, float | None]]
+    """Updates completed -> (multiplier of the peak rate, momentum or None to leave it)."""
+    optimizer: UpdateOptimizer
+    average: Average
+    signals: Signals
+    log: ReportLog
+
+
+class Update:
+    """One optimizer step over one window. Call it with a window; numbers arrive in the log."""
+
+    def __init__(self, parts: UpdateParts) -> None:
+        self.parts = parts
+
+    def __call__(self, window: Window) -> None:
+        """Queues the update of `window` and settles the report of the update before it.
+
+        Raises:
+            NonFiniteError: the guard's policy is to stop, and the update before was not finite.
+        """
+        parts = self.parts
+
+        # 1. No gradient is left from the window before.
+        parts.optimizer.zero_grad()
+
+        # 2. The denominators, over all data-parallel ranks, before the first forward.
+        denominators = parts.sum_over_ranks(window.weights)
+        if not any(denominators.values()):
+            parts.log.hand_over(parts.signals.skipped(window, denominators))
+            return
+
+        # 3. Forward and backward of every micro-batch: gradients of sum / denominator add up.
+        losses = parts.run_pass(window.micro_batches, denominators, parts.loss_scale)
+        gradients = [p.grad for p in parts.parameters if p.grad is not None]
+
+        # 4. Gradients leave the loss scale before anybody measures them.
+        loss_scale = parts.loss_scale.value
+        parts.loss_scale.unscale_(gradients)
+
+        # 5. The global norm and the finite flag, on the device.
+        grad_norm = parts.global_norm(gradients)
+        finite = torch.isfinite(grad_norm) & torch.isfinite(losses["loss"])
+
+        # 6. Clip, once per window.
+        parts.clip(gradients, grad_norm)
+
+        # 7. The update before is now known: its count sets this update's rate. The optimizer does
+        #    nothing where the flag is non-finite.
+        step = parts.log.settle()
+        parts.optimizer.set_rate(*parts.course(step))
+        parts.optimizer.step(finite)
+
+        # 8. Loss scale and average follow, the average only where the weights moved.
+        parts.loss_scale.update(finite)
+        parts.average.update(finite)
+
+        # 9. The report sets out for the host; the log reads it when it has arrived.
+        scalars = {**losses, "grad_norm": grad_norm, "finite": finite, "loss_scale": loss_scale}
+        parts.log.hand_over(
+            parts.signals.send(window, denominators, parts.optimizer.rates(), step, scalars)
+        )

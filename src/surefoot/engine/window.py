@@ -1,0 +1,69 @@
+"""A window: the micro-batches of one update on one rank, complete before the first forward.
+
+It never looks at a model, and it never splits or reorders what the loader planned.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from surefoot.data.batch import MicroBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The micro-batches of one update on this rank."""
+
+    micro_batches: tuple[MicroBatch, ...]
+    weights: Mapping[str, float]
+    """Loss-bearing items of each loss term on this rank, summed over the micro-batches."""
+    samples: int
+    sample_ids: tuple[int, ...]
+    cursor_after: Any
+    """Where the data stands once this window is consumed."""
+    data_seconds: float = 0.0
+
+
+def sum_weights(micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
+    """Adds the weights of each loss term over the micro-batches, in their order."""
+    weights = dict(micro_batches[0].weights)
+    for micro_batch in micro_batches[1:]:
+        for term, weight in micro_batch.weights.items():
+            weights[term] += weight
+    return weights
+
+
+def gather_window(micro_batches: Sequence[MicroBatch], data_seconds: float = 0.0) -> Window:
+    """Makes one window of the given micro-batches (at least one)."""
+    return Window(
+        micro_batches=tuple(micro_batches),
+        weights=sum_weights(micro_batches),
+        samples=sum(micro_batch.samples for micro_batch in micro_batches),
+        sample_ids=tuple(i for micro_batch in micro_batches for i in micro_batch.ids),
+        cursor_after=micro_batches[-1].cursor_after,
+        data_seconds=data_seconds,
+    )
+
+
+def windows(micro_batches: Iterator[MicroBatch]) -> Iterator[Window]:
+    """Groups planned micro-batches into windows, timing the wait for data.
+
+    A stream that ends in the middle of a window yields that short window: its denominator is its
+    own weight, so its gradient is right.
+    """
+    gathered: list[MicroBatch] = []
+    waited = 0.0
+    while True:
+        asked = time.perf_counter()
+        micro_batch = next(micro_batches, None)
+        waited += time.perf_counter() - asked
+        if micro_batch is not None:
+            gathered.append(micro_batch)
+        if gathered and (micro_batch is None or micro_batch.ends_window):
+            yield gather_window(gathered, waited)
+            gathered, waited = [], 0.0
+        if micro_batch is None:
+            return

@@ -1,0 +1,135 @@
+"""The manifest of a checkpoint: what is inside, how large, and the digest of every file.
+
+Plain JSON. Reading it executes nothing and never leaves the checkpoint's folder.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from surefoot.core.errors import CheckpointError
+
+MANIFEST_NAME = "manifest.json"
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One file of a checkpoint."""
+
+    size_bytes: int
+    xxh3_128: str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor: where it is and what it looks like."""
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything that a reader must know before it touches a tensor."""
+
+    step: int
+    kind: str
+    """`resumable` or `weights`."""
+    files: Mapping[str, FileEntry]
+    tensors: Mapping[str, TensorEntry]
+    about: Mapping[str, Any]
+    """Config hash, data fingerprint, versions, topology."""
+    schema_version: int = SCHEMA_VERSION
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self), indent=1, sort_keys=True)
+
+
+def digest(path: Path) -> FileEntry:
+    """Size and xxh3-128 of a file."""
+    size = path.stat().st_size
+    if size == 0:
+        return FileEntry(0, xxhash.xxh3_128_hexdigest(b""))
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+        return FileEntry(size, xxhash.xxh3_128_hexdigest(view))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Reads and checks the form of a manifest.
+
+    Raises:
+        CheckpointError: it is missing, malformed, of another schema, or names a path outside.
+    """
+    path = folder / MANIFEST_NAME
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        manifest = Manifest(
+            step=int(raw["step"]),
+            kind=str(raw["kind"]),
+            files={str(n): FileEntry(**entry) for n, entry in raw["files"].items()},
+            tensors={
+                str(n): TensorEntry(e["file"], e["dtype"], tuple(e["shape"]))
+                for n, e in raw["tensors"].items()
+            },
+            about=dict(raw["about"]),
+            schema_version=int(raw["schema_version"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"the manifest cannot be read: {error}",
+            where=str(path),
+            rule="a checkpoint holds a whole manifest.json",
+            remedy="resume from an older checkpoint",
+        ) from error
+    if manifest.schema_version != SCHEMA_VERSION:
+        raise CheckpointError(
+            f"the checkpoint has schema version {manifest.schema_version}",
+            where=str(path),
+            rule=f"this version reads schema {SCHEMA_VERSION}",
+            remedy="use the version of surefoot that wrote it (see record.json of its run)",
+        )
+    for name in manifest.files:
+        if name in ("", ".", "..") or os.path.basename(name) != name:
+            raise CheckpointError(
+                f"the manifest names a file outside its folder: {name!r}",
+                where=str(path),
+                rule="files of a checkpoint lie directly in its folder",
+                remedy="do not use this checkpoint",
+            )
+    return manifest
+
+
+def verify_files(folder: Path, manifest: Manifest) -> None:
+    """Checks the size and digest of every file.
+
+    Raises:
+        CheckpointError: naming the first file that is missing or differs.
+    """
+    for name, entry in manifest.files.items():
+        path = folder / name
+        if path.is_symlink() or not path.is_file():
+            raise _damaged(path, "is missing or is not a plain file")
+        found = digest(path)
+        if found.size_bytes != entry.size_bytes:
+            raise _damaged(path, f"has {found.size_bytes} bytes, not {entry.size_bytes}")
+        if found.xxh3_128 != entry.xxh3_128:
+            raise _damaged(path, f"has the digest {found.xxh3_128}, not {entry.xxh3_128}")
+
+
+def _damaged(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path.name} {what}",
+        where=str(path),
+        rule="every file of a checkpoint has the size and digest of its manifest",
+        remedy="resume from an older checkpoint",
+    )

@@ -1,0 +1,180 @@
+"""Everything that must survive, as one value. What is not listed here does not survive.
+
+Holds live parts and turns them into a snapshot (tensors and plain JSON values) and back. It never
+touches a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from surefoot.core.errors import CheckpointError
+from surefoot.data.order import Cursor
+from surefoot.numerics.determinism import capture_rng, restore_rng
+from surefoot.state.tree import Snapshot, join_tree, split_tree
+
+
+class Stateful(Protocol):
+    """Something with state of JSON values and tensors."""
+
+    def state_dict(self) -> Mapping[str, Any]: ...
+
+    def load_state_dict(self, state: Any) -> None: ...
+
+
+class NamedOptimizer(Protocol):
+    """An optimizer whose state is keyed by parameter names."""
+
+    def state_by_name(self) -> Mapping[str, Any]: ...
+
+    def load_state_by_name(self, state: Any) -> None: ...
+
+
+@dataclass
+class Progress:
+    """How far a run has come: host integers, advanced once per settled update."""
+
+    step: int = 0
+    """Updates completed."""
+    window: int = 0
+    """Windows consumed, skipped updates included."""
+    samples: int = 0
+    tokens: int = 0
+    cursor: Any = field(default_factory=Cursor)
+    """Where the data stands: a `Cursor`, or a stream's own state."""
+    evaluated_step: int = -1
+    """Step of the last evaluation, so that a resume at the end does not evaluate twice."""
+    spent_seconds: float = 0.0
+    """Wall time of all attempts so far (measured)."""
+
+    @property
+    def epoch(self) -> int:
+        """Epochs completed, the current one not counted."""
+        return self.cursor.epoch if isinstance(self.cursor, Cursor) else 0
+
+    def consume(self, samples: int, tokens: int, cursor: Any, applied: bool) -> None:
+        """Counts one settled update."""
+        self.step += applied
+        self.window += 1
+        self.samples += samples
+        self.tokens += tokens
+        self.cursor = cursor
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {f.name: getattr(self, f.name) for f in fields(self)}
+        if isinstance(self.cursor, Cursor):
+            state["cursor"] = {"epoch": self.cursor.epoch, "position": self.cursor.position}
+            state["cursor_kind"] = "position"
+        else:
+            state["cursor_kind"] = "stream"
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for f in fields(self):
+            setattr(self, f.name, state[f.name])
+        if state["cursor_kind"] == "position":
+            self.cursor = Cursor(**state["cursor"])
+
+
+@dataclass
+class Best:
+    """The best value of the deciding metric so far, and the step that reached it."""
+
+    value: float | None = None
+    step: int = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value, "step": self.step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.value, self.step = state["value"], state["step"]
+
+
+@dataclass
+class RunState:
+    """Every living part of a run that a checkpoint keeps. One field, one entry; no other state."""
+
+    progress: Progress
+    model: nn.Module
+    """The bare module: its keys carry no wrapper prefix."""
+    optimizer: NamedOptimizer
+    loss_scale: Stateful
+    average: Stateful
+    guard: Stateful
+    plateau: Stateful
+    stopping: Stateful
+    best: Stateful
+    device: Any
+    """Device whose random state is kept beside the CPU's."""
+
+    def capture(self, **log_offsets: int) -> Snapshot:
+        """Copies nothing: the snapshot's tensors are the live ones. Write it before going on.
+
+        Args:
+            log_offsets: byte offsets of the run's logs at this moment.
+        """
+        return split_tree(
+            {
+                "progress": self.progress.state_dict(),
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_by_name(),
+                "loss_scale": self.loss_scale.state_dict(),
+                "average": self.average.state_dict(),
+                "guard": self.guard.state_dict(),
+                "plateau": self.plateau.state_dict(),
+                "stopping": self.stopping.state_dict(),
+                "best": self.best.state_dict(),
+                "rng": capture_rng(self.device),
+                "log_offsets": dict(log_offsets),
+            }
+        )
+
+    def restore(self, snapshot: Snapshot) -> dict[str, int]:
+        """Puts a snapshot back into the live parts; returns the log offsets.
+
+        Raises:
+            CheckpointError: the snapshot belongs to another model.
+        """
+        state = join_tree(snapshot)
+        check_same_tensors(self.model.state_dict(), state["model"])
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_by_name(state["optimizer"])
+        for name in ("progress", "loss_scale", "average", "guard", "plateau", "stopping", "best"):
+            getattr(self, name).load_state_dict(state[name])
+        restore_rng(state["rng"])
+        offsets: dict[str, int] = state["log_offsets"]
+        return offsets
+
+
+def check_same_tensors(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], most_named: int = 5
+) -> None:
+    """Refuses a checkpoint whose tensors have other names or shapes, naming the first that differ.
+
+    Raises:
+        CheckpointError: with up to `most_named` differences.
+    """
+    differences = []
+    for name in sorted(ours.keys() | theirs.keys()):
+        mine, other = _shape(ours.get(name)), _shape(theirs.get(name))
+        if mine != other:
+            differences.append(f"{name}: checkpoint {other}, model {mine}")
+    if differences:
+        shown = "; ".join(differences[:most_named])
+        more = len(differences) - most_named
+        raise CheckpointError(
+            f"the checkpoint is of another model: {len(differences)} tensors differ",
+            where=shown + (f"; and {more} more" if more > 0 else ""),
+            rule="a resume needs the same tensors, by name and shape",
+            remedy="use the recipe of that run, or start a new run from its weights",
+        )
+
+
+def _shape(value: Any) -> str:
+    if value is None:
+        return "missing"
+    return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
