@@ -18,7 +18,7 @@ _HOME_OF = {
     "SurefootError": "surefoot.core.errors",
 }
 
-__all__ = [*_HOME_OF, "__version__"]  # noqa: PLE0604
+__all__ = [*_HOME_OF, "__version__"]
 
 
 def __getattr__(name: str) -> object:

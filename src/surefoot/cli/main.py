@@ -1,7 +1,69 @@
-"""Entry point of the command. Imports nothing heavy: each verb loads what it needs when it runs."""
+"""Entry point of the command: the list of verbs, and one place where an error becomes an exit code.
+
+Imports nothing heavy: each verb loads what it needs when it runs, so that help and mistakes in a
+request are answered at once.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
 
-def main() -> None:
-    """Run the command line."""
+import typer
+
+from surefoot.cli import checkpoint, failure, runs, show, train
+from surefoot.cli.session import Session
+from surefoot.core.errors import EXIT_DONE
+
+app = typer.Typer(
+    name="surefoot",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    invoke_without_command=True,
+    help="Trains PyTorch models and proves that the training is right.",
+    epilog="Begin with: surefoot train",
+)
+app.command("train")(train.train)
+app.add_typer(show.app, name="show")
+app.command("runs")(runs.list_runs)
+app.add_typer(checkpoint.app, name="checkpoint")
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        from importlib.metadata import version
+
+        typer.echo(f"surefoot {version('surefoot')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Runs one invocation and returns its exit code; `arguments` default to the command line's."""
+    session = Session()
+    try:
+        code = typer.main.get_command(app).main(
+            args=None if arguments is None else list(arguments),
+            prog_name="surefoot",
+            standalone_mode=False,
+            obj=session,
+        )
+    except BaseException as error:
+        return failure.present(error, session)
+    return code if isinstance(code, int) else EXIT_DONE
+
+
+def main() -> NoReturn:
+    """Run the command line and exit."""
+    raise SystemExit(run())

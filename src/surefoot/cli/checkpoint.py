@@ -1,0 +1,146 @@
+"""`surefoot checkpoint inspect`: what is inside a checkpoint, and is it whole. Changes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from surefoot.cli.session import DebugOption, JsonOption, Session, cells, table
+from surefoot.core.errors import EXIT_DONE, EXIT_FOUND, CheckpointError, RequestError
+
+if TYPE_CHECKING:
+    from surefoot.state.manifest import Manifest
+
+app = typer.Typer(help="Look into checkpoints.", no_args_is_help=True)
+
+PROGRESS_SHOWN = ("step", "window", "epoch", "samples", "tokens", "evaluated_step", "cursor")
+
+
+@app.callback()
+def _group() -> None:
+    """Keeps `inspect` a word of its own while it is the only one."""
+
+
+@app.command()
+def inspect(
+    context: typer.Context,
+    path: Annotated[
+        Path,
+        typer.Argument(metavar="PATH", help="A checkpoint, or a run folder (its newest is taken)."),
+    ],
+    tensors: Annotated[
+        bool, typer.Option("--tensors", help="List every tensor, not only the sums of each part.")
+    ] = False,
+    json_file: JsonOption = None,
+    debug: DebugOption = False,
+) -> int:
+    """Show what a checkpoint holds, after checking the digest of every file."""
+    from surefoot.state.checkpoint import STATE_NAME
+    from surefoot.state.manifest import read_manifest, verify_files
+
+    session: Session = context.obj
+    folder = _find(path)
+    manifest = read_manifest(folder)
+    damage = None
+    progress: dict[str, Any] = {}
+    try:
+        verify_files(folder, manifest)
+        state = json.loads((folder / STATE_NAME).read_text(encoding="utf-8"))
+        progress = {key: state["progress"][key] for key in PROGRESS_SHOWN if key in state["progress"]}
+    except CheckpointError as error:
+        damage = error
+    parts = _parts(manifest)
+    session.say(f"{folder}", style="bold")
+    session.say(f"  step {manifest.step}, {manifest.kind}, schema {manifest.schema_version}")
+    for name, value in {**progress, **manifest.about}.items():
+        session.say(f"  {name}: {value if isinstance(value, str) else json.dumps(value)}")
+    _print_parts(session, parts)
+    if tensors:
+        _print_tensors(session, manifest)
+    if damage is None:
+        session.say(f"\nwhole: {len(manifest.files)} files have the size and digest they should")
+    else:
+        session.say(f"\ndamaged: {damage}", style="bold red")
+    session.answer(
+        {
+            "folder": folder,
+            "step": manifest.step,
+            "kind": manifest.kind,
+            "whole": damage is None,
+            "damage": None if damage is None else str(damage),
+            "progress": progress,
+            "about": manifest.about,
+            "parts": parts,
+            "files": manifest.files,
+            "tensors": manifest.tensors if tensors else {},
+        }
+    )
+    if damage is not None:
+        session.next(("surefoot train --resume RUN", "goes back to the newest whole checkpoint"))
+        return EXIT_FOUND
+    if folder.parent.name == "checkpoints":
+        run = folder.parent.parent
+        session.next((f"surefoot train --resume {run}", "goes on from the newest checkpoint"))
+    return EXIT_DONE
+
+
+def _find(path: Path) -> Path:
+    """The checkpoint that `path` means.
+
+    Raises:
+        RequestError: there is none.
+    """
+    from surefoot.state.checkpoint import list_checkpoints
+    from surefoot.state.manifest import MANIFEST_NAME
+
+    if (path / MANIFEST_NAME).is_file():
+        return path
+    published = list_checkpoints(path / "checkpoints") or list_checkpoints(path)
+    if published:
+        return published[-1]
+    raise RequestError(
+        "there is no checkpoint" if path.is_dir() else "there is no such folder",
+        where=str(path),
+        rule=f"a checkpoint is a folder with a {MANIFEST_NAME}; unfinished ones have none",
+        remedy="surefoot runs   lists the runs and their newest checkpoints",
+    )
+
+
+def _parts(manifest: Manifest) -> dict[str, dict[str, int]]:
+    """Tensors, elements and bytes of each part of the state (model, optimizer, ...)."""
+    import math
+
+    import torch
+
+    parts: dict[str, dict[str, int]] = {}
+    for name, entry in manifest.tensors.items():
+        part = parts.setdefault(
+            name.partition("/")[0], {"tensors": 0, "elements": 0, "size_bytes": 0}
+        )
+        elements = math.prod(entry.shape)
+        part["tensors"] += 1
+        part["elements"] += elements
+        part["size_bytes"] += elements * getattr(torch, entry.dtype).itemsize
+    return parts
+
+
+def _print_parts(session: Session, parts: dict[str, dict[str, int]]) -> None:
+    from surefoot.observe.run_folder import format_bytes
+
+    shown = table("part", "tensors", "elements", "size")
+    for name, part in parts.items():
+        size = format_bytes(part["size_bytes"])
+        shown.add_row(*cells(name, part["tensors"], f"{part['elements']:,}", size))
+    session.say("")
+    session.console.print(shown)
+
+
+def _print_tensors(session: Session, manifest: Manifest) -> None:
+    shown = table("tensor", "dtype", "shape")
+    for name, entry in manifest.tensors.items():
+        shown.add_row(*cells(name, entry.dtype, list(entry.shape)))
+    session.say("")
+    session.console.print(shown)

@@ -1,0 +1,114 @@
+"""How an error reaches the person: what, where, rule, remedy, and the exit code. Never a silent one.
+
+A traceback is shown for errors that we did not foresee, and for all under `--debug`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import Any
+
+import typer
+from rich.text import Text
+
+from surefoot.cli.session import Session
+from surefoot.core.errors import EXIT_FAILED, EXIT_REQUEST, ConfigError, SurefootError
+
+EXIT_INTERRUPTED = 130
+"""Ctrl-C outside of training, as shells count it; training itself saves and ends with 75."""
+
+
+def present(error: BaseException, session: Session) -> int:
+    """Shows `error` and returns the exit code for it."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else EXIT_FAILED
+    if isinstance(error, BrokenPipeError) or (
+        isinstance(error, OSError) and error.errno == errno.EPIPE
+    ):
+        # The reader of a pipe has had enough (`| head`). Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        _say(session, "interrupted; nothing was left half done", style="bold yellow")
+        return EXIT_INTERRUPTED
+    if _is_usage_error(error):
+        return _present_usage(error, session)
+    if session.debug or not isinstance(error, SurefootError):
+        trace = "".join(traceback.format_exception(error))
+        session.errors.print(Text(trace.rstrip()), soft_wrap=True)
+    if isinstance(error, SurefootError):
+        _present_ours(error, session)
+        code = error.exit_code
+    else:
+        kind = type(error).__name__
+        _say(session, f"error: {kind}: {error}", style="bold red")
+        _say(session, "  this error was not foreseen; the traceback above says where it arose")
+        code = EXIT_FAILED
+    try:
+        session.answer({"exit_code": code, "error": as_facts(error)})
+    except OSError as unwritable:
+        _say(session, f"error: the JSON answer was not written: {unwritable}", style="bold red")
+    return code
+
+
+def as_facts(error: BaseException) -> dict[str, object]:
+    """An error as data for `--json`."""
+    facts: dict[str, object] = {"kind": type(error).__name__, "what": str(error)}
+    if isinstance(error, SurefootError):
+        facts |= {
+            "what": error.what,
+            "where": error.where,
+            "rule": error.rule,
+            "remedy": error.remedy,
+        }
+    if isinstance(error, ConfigError):
+        facts["violations"] = list(error.violations)
+    return facts
+
+
+def _say(session: Session, text: str, style: str = "") -> None:
+    session.errors.print(Text(text, style=style), soft_wrap=True)
+
+
+def _present_ours(error: SurefootError, session: Session) -> None:
+    _say(session, f"error: {error.what}", style="bold red")
+    for label, text in (("where", error.where), ("rule", error.rule), ("do", error.remedy)):
+        if text:
+            _say(session, f"  {label}: {text}")
+
+
+def _is_usage_error(error: BaseException) -> bool:
+    # The class has lived in click and in a copy inside typer; only its name has stayed.
+    return any(kind.__name__ == "ClickException" for kind in type(error).__mro__)
+
+
+def _present_usage(error: Any, session: Session) -> int:
+    _say(session, f"error: {_usage_message(error)}", style="bold red")
+    context = getattr(error, "ctx", None)
+    if context is not None:
+        _say(session, f"  do: {context.command_path} --help")
+    return EXIT_REQUEST
+
+
+def _usage_message(error: Any) -> str:
+    wrong = getattr(error, "option_name", None)
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ != "NoSuchOption" or wrong is None or context is None:
+        return str(error.format_message())
+    message = f"no such option {wrong}"
+    close = get_close_matches(wrong, list(_option_names(context)), n=1)
+    if close:
+        return f"{message}; did you mean {close[0]}?"
+    if "--set" in _option_names(context):
+        return f"{message}; a value of the recipe is given as --set section.key=value"
+    return message
+
+
+def _option_names(context: Any) -> Iterator[str]:
+    for parameter in context.command.params:
+        yield from (name for name in parameter.opts if name.startswith("-"))

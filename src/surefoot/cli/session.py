@@ -1,0 +1,150 @@
+"""What every verb shares: where the answer goes, how it is shown, and the two common options.
+
+Text for people goes to the console; the same facts go as JSON to a file or to standard output.
+Nothing here knows what a verb does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+STANDARD_OUTPUT = "-"
+WIDTH_WITHOUT_TERMINAL = 140
+
+
+@dataclass
+class Session:
+    """One invocation of the command."""
+
+    json_target: str | None = None
+    """A file for the JSON answer, `-` for standard output, None where none was asked for."""
+    debug: bool = False
+
+    @cached_property
+    def console(self) -> Console:
+        """Where people read; standard error when JSON has standard output."""
+        return _console(stderr=self.json_target == STANDARD_OUTPUT)
+
+    @cached_property
+    def errors(self) -> Console:
+        return _console(stderr=True)
+
+    def answer(self, facts: Mapping[str, object]) -> None:
+        """Hands over the facts of this invocation as JSON, where that was asked for."""
+        if self.json_target is None:
+            return
+        text = json.dumps(plain(facts), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        if self.json_target == STANDARD_OUTPUT:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        else:
+            Path(self.json_target).write_text(text, encoding="utf-8")
+
+    def say(self, text: str, style: str = "") -> None:
+        """Prints text as it is: brackets are no markup, and long lines are not broken."""
+        self.console.print(Text(text, style=style), soft_wrap=True)
+
+    def next(self, *commands: tuple[str, str]) -> None:
+        """Prints what to do next: pairs of a command and what it is for."""
+        width = max(len(command) for command, _ in commands)
+        self.say("\nnext:", style="bold")
+        for command, purpose in commands:
+            self.say(f"  {command.ljust(width)}   {purpose}")
+
+
+def _console(*, stderr: bool) -> Console:
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal:
+        # Rich would assume 80 columns and fold tables that a program is going to read.
+        console = Console(stderr=stderr, highlight=False, width=WIDTH_WITHOUT_TERMINAL)
+    return console
+
+
+def plain(value: object) -> Any:
+    """The same value in JSON's own types.
+
+    JSON has no word for NaN and infinity; they become the strings `NaN`, `Infinity`, `-Infinity`.
+
+    >>> plain({"loss": float("nan"), "folder": Path("runs")})
+    {'loss': 'NaN', 'folder': 'runs'}
+    """
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if isinstance(value, bool | int | str) or value is None:
+        return value
+    if isinstance(value, float):
+        if math.isnan(value):
+            return "NaN"
+        return value if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    return str(value)
+
+
+def table(*columns: str, title: str | None = None) -> Table:
+    """An empty table in the one look of this command."""
+    made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    return made
+
+
+def cells(*values: object) -> list[Text]:
+    """Values as table cells in which brackets are no markup."""
+    return [Text(str(value)) for value in values]
+
+
+def _remember_json(ctx: typer.Context, value: str | None) -> str | None:
+    if value not in (None, STANDARD_OUTPUT):
+        folder = Path(str(value)).parent
+        if not folder.is_dir():
+            raise typer.BadParameter(f"the folder {folder} does not exist")
+    ctx.obj.json_target = value
+    return value
+
+
+def _remember_debug(ctx: typer.Context, value: bool) -> bool:
+    ctx.obj.debug = value
+    return value
+
+
+JsonOption = Annotated[
+    str | None,
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        help="Write the answer as JSON to FILE (- for standard output).",
+        callback=_remember_json,
+        expose_value=True,
+    ),
+]
+DebugOption = Annotated[
+    bool,
+    typer.Option("--debug", help="On an error, show the traceback.", callback=_remember_debug),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override one value of the recipe, such as optimizer.lr=3e-4. Repeatable.",
+    ),
+]
