@@ -64,6 +64,10 @@ class RequestError(SurefootError):
     exit_code = EXIT_REQUEST
 
 
+class MixedUnitsError(RequestError, TypeError):
+    """Two counts of different kinds met in one sum, comparison or ratio."""
+
+
 @dataclass(frozen=True, slots=True)
 class Violation:
     """One thing wrong with a recipe."""
