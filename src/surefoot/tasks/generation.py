@@ -1,0 +1,177 @@
+"""Next-token prediction: labels aligned with the tokens, shifted exactly once, here.
+
+It never pads, packs or masks: what counts is written in the labels by whoever made the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.core.errors import DataError, ModelError
+from surefoot.tasks.calling import call_model, find_target, logits_of, named_entries
+from surefoot.tasks.checks import check_indices
+from surefoot.tasks.losses import IGNORE_INDEX, next_token_cross_entropy_sum, shift_labels
+from surefoot.tasks.metrics import correct_sum
+from surefoot.tasks.task import Direction, MetricSums
+
+
+@dataclass(frozen=True, eq=False)
+class GenerationTask:
+    """Cross-entropy of the next token, counted in tokens.
+
+    A batch holds `input_ids` [B, S] and may hold `labels` [B, S], **aligned** with the tokens (the
+    label at t is the token at t, or -100 where it does not count), `document_ids`, `position_ids`
+    and `attention_mask`. A tensor, or a tuple (input_ids,) or (input_ids, labels), will do as well.
+    Without labels every token counts except those that `attention_mask` leaves out and, with
+    `document_ids`, the first of each document, which nothing in its document predicts.
+
+    Args:
+        vocabulary_size: V; ids lie in [0, V).
+        bytes_per_token: integer [V], length of each token in UTF-8 bytes; with it, evaluation
+            reports `bits_per_byte`, which does not depend on the tokenizer.
+    """
+
+    vocabulary_size: int
+    bytes_per_token: Tensor | None = None
+    _bytes_on: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False)
+
+    unit: ClassVar[str] = "tokens"
+    deciding_metric: ClassVar[tuple[str, Direction]] = ("loss", "min")
+
+    def __post_init__(self) -> None:
+        table = self.bytes_per_token
+        if table is not None and table.shape != (self.vocabulary_size,):
+            raise ModelError(
+                f"bytes_per_token has shape {list(table.shape)}",
+                rule=f"one length for each token of the vocabulary: [{self.vocabulary_size}]",
+                remedy="build the table from the tokenizer that made the data",
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies on devices stay with the process that made them.
+        return {**self.__dict__, "_bytes_on": {}}
+
+    def weight(self, batch: Any) -> float:
+        """Tokens that are predicted and count: labels from the second place on, less -100.
+
+        Raises:
+            DataError: wrong shape, an id out of range, or labels that look shifted already.
+        """
+        input_ids, labels = tokens_and_labels(batch)
+        check_indices("input_ids", input_ids, self.vocabulary_size, ignorable=False)
+        if labels is not input_ids:
+            check_indices("labels", labels, self.vocabulary_size, ignorable=True)
+            _check_not_shifted(input_ids, labels)
+        return float((labels[:, 1:] != IGNORE_INDEX).sum())
+
+    def loss_sum(self, model: nn.Module, batch: Any) -> Tensor:
+        """Cross-entropy in nats, summed over the tokens that `weight` counts.
+
+        Raises:
+            ModelError: the model cannot be called, or its scores are not [B, S, V].
+        """
+        logits, labels = self._logits_and_labels(model, batch)
+        return next_token_cross_entropy_sum(logits, labels)
+
+    @torch.no_grad()
+    def metric_sums(self, model: nn.Module, batch: Any) -> MetricSums:
+        """`loss` (nats a token), `accuracy`, and `bits_per_byte` where lengths are known."""
+        logits, labels = self._logits_and_labels(model, batch)
+        loss = next_token_cross_entropy_sum(logits, labels)
+        expected = shift_labels(labels)
+        counted = expected != IGNORE_INDEX
+        num_tokens = counted.sum()
+        sums: MetricSums = {
+            "loss": (loss, num_tokens),
+            "accuracy": (correct_sum(logits, expected), num_tokens),
+        }
+        if self.bytes_per_token is not None:
+            lengths = self._bytes(labels.device)[expected.clamp(min=0)]
+            sums["bits_per_byte"] = (loss / math.log(2.0), (lengths * counted).sum())
+        return sums
+
+    def _logits_and_labels(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        _, labels = tokens_and_labels(batch)
+        named = batch if named_entries(batch) is not None else {"input_ids": _first(batch)}
+        logits = logits_of(call_model(model, named))
+        if logits.dim() != 3 or logits.shape[:2] != labels.shape:
+            raise ModelError(
+                f"the model returned scores of shape {list(logits.shape)}",
+                rule=f"scores of every place, [batch, sequence, vocabulary] = "
+                f"{[*labels.shape, self.vocabulary_size]}",
+                remedy="return the scores of all places, not of the last one",
+            )
+        return logits, labels
+
+    def _bytes(self, device: torch.device) -> Tensor:
+        table = self._bytes_on.get(device)
+        if table is None:
+            assert self.bytes_per_token is not None
+            table = self._bytes_on[device] = self.bytes_per_token.to(device)
+        return table
+
+
+def tokens_and_labels(batch: Any) -> tuple[Tensor, Tensor]:
+    """Token ids [B, S] and the labels aligned with them [B, S]; looks at no value.
+
+    Raises:
+        DataError: there are no tokens, or a shape is wrong.
+    """
+    named = named_entries(batch)
+    input_ids = named.get("input_ids") if named is not None else _first(batch)
+    if not isinstance(input_ids, Tensor) or input_ids.dim() != 2:
+        shape = list(input_ids.shape) if isinstance(input_ids, Tensor) else "not there"
+        raise DataError(
+            f"input_ids: {shape}",
+            rule="token ids are a tensor [batch, sequence]",
+            remedy="name them input_ids, or give them as the first entry of a tuple",
+        )
+    labels = find_target(batch)
+    if labels is None:
+        return input_ids, _labels_from(input_ids, named or {})
+    if not isinstance(labels, Tensor) or labels.shape != input_ids.shape:
+        shape = list(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
+        raise DataError(
+            f"labels: {shape}",
+            rule=f"labels are aligned with input_ids: {list(input_ids.shape)}",
+            remedy="give one label for each token (-100 where it does not count), not shifted",
+        )
+    return input_ids, labels
+
+
+def _labels_from(input_ids: Tensor, named: dict[str, Any]) -> Tensor:
+    labels = input_ids
+    attention_mask = named.get("attention_mask")
+    if attention_mask is not None:
+        labels = labels.masked_fill(attention_mask == 0, IGNORE_INDEX)
+    document_ids = named.get("document_ids")
+    if document_ids is not None:
+        starts = torch.zeros_like(document_ids, dtype=torch.bool)
+        starts[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
+        labels = labels.masked_fill(starts, IGNORE_INDEX)
+    return labels
+
+
+def _first(batch: Any) -> Any:
+    return batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+
+
+def _check_not_shifted(input_ids: Tensor, labels: Tensor) -> None:
+    """Refuses labels that equal the next token everywhere and the own token not everywhere."""
+    if input_ids.shape[1] < 2:
+        return
+    counted = labels[:, :-1] != IGNORE_INDEX
+    is_next = ((labels[:, :-1] == input_ids[:, 1:]) | ~counted).all()
+    is_own = ((labels == input_ids) | (labels == IGNORE_INDEX)).all()
+    if is_next and not is_own and counted.any():
+        raise DataError(
+            "the labels are shifted already: each equals the next token",
+            where="labels",
+            rule="labels are aligned with input_ids; the task shifts them, once",
+            remedy="give labels equal to input_ids (or leave them out)",
+        )

@@ -1,0 +1,207 @@
+"""The contract of a task, and the adapter for a plain loss function.
+
+A task gives sums and weights. It never divides: the engine divides once, by the weight of the
+whole window over all ranks, which is what makes unequal micro-batches exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.core.errors import DataError, ModelError
+
+Weight = float | dict[str, float]
+"""Loss-bearing items of a batch; by term where a loss has several."""
+LossSum = Tensor | dict[str, Tensor]
+"""0-dim sum of the loss over a batch; by term where a loss has several."""
+MetricSums = dict[str, tuple[Tensor, float | Tensor]]
+"""Metric name to (numerator, denominator), both sums over a batch."""
+Direction = Literal["min", "max"]
+
+
+@runtime_checkable
+class Task(Protocol):
+    """What the engine needs to know about the meaning of a loss."""
+
+    @property
+    def unit(self) -> str:
+        """What a weight counts: `tokens`, `samples` or `elements`."""
+
+    @property
+    def deciding_metric(self) -> tuple[str, Direction]:
+        """The metric that tells the best checkpoint, and which way is better."""
+
+    def weight(self, batch: Any) -> Weight:
+        """Loss-bearing items of a batch that lies on the CPU; needs no model.
+
+        It also checks shapes and ranges, because here a look at the values costs no device wait.
+
+        Raises:
+            DataError: a shape or value is wrong; `batch_position` holds the row at fault.
+        """
+
+    def loss_sum(self, model: nn.Module, batch: Any) -> LossSum:
+        """Sum of the loss over the batch: 0-dim, float32 or float64, no device wait."""
+
+    def metric_sums(self, model: nn.Module, batch: Any) -> MetricSums:
+        """Sums for evaluation. Holds `loss`, or `loss/TERM` for each term of several."""
+
+
+def count_samples(batch: Any) -> float:
+    """Samples in a batch: the first dim of the first tensor (or the length of the first list).
+
+    Raises:
+        DataError: the batch holds nothing that can be counted.
+    """
+    count = _leading_size(batch)
+    if count is None:
+        raise DataError(
+            f"cannot count the samples of a {type(batch).__name__}",
+            rule="a batch holds at least one tensor with a leading batch dim",
+            remedy="give the task a weight_fn of your own",
+        )
+    return float(count)
+
+
+def _leading_size(value: Any) -> int | None:
+    if isinstance(value, Tensor):
+        return int(value.shape[0]) if value.dim() else None
+    if isinstance(value, Mapping):
+        parts = list(value.values())
+    elif is_dataclass(value) and not isinstance(value, type):
+        parts = [getattr(value, entry.name) for entry in fields(value)]
+    elif isinstance(value, (tuple, list)):
+        if value and isinstance(value[0], (str, bytes, int, float)):
+            return len(value)
+        parts = list(value)
+    else:
+        return None
+    for part in parts:
+        size = _leading_size(part)
+        if size is not None:
+            return size
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionTask:
+    """A task made of plain functions.
+
+    Args:
+        loss_fn: `(model, batch) -> sum`: the loss **summed** (not averaged) over the items that
+            `weight_fn` counts; or a dict of such sums, one a term.
+        weight_fn: `(batch) -> float`, or a dict with the same term names; sees the CPU batch.
+        metrics: name to `(model, batch) -> (numerator, denominator)`, used in evaluation only.
+        unit: what the weight counts: `tokens`, `samples` or `elements`.
+        deciding_metric: metric that tells the best checkpoint, and `min` or `max`.
+    """
+
+    loss_fn: Callable[[nn.Module, Any], LossSum]
+    weight_fn: Callable[[Any], Weight] = count_samples
+    metrics: Mapping[str, Callable[[nn.Module, Any], tuple[Tensor, float | Tensor]]] = field(
+        default_factory=dict
+    )
+    unit: str = "samples"
+    deciding_metric: tuple[str, Direction] = ("loss", "min")
+
+    def weight(self, batch: Any) -> Weight:
+        """Weight of the batch, as `weight_fn` gives it.
+
+        Raises:
+            DataError: a weight is negative or not finite.
+        """
+        weight = self.weight_fn(batch)
+        if isinstance(weight, Mapping):
+            return {name: _checked_weight(value, name) for name, value in weight.items()}
+        return _checked_weight(weight, "")
+
+    def loss_sum(self, model: nn.Module, batch: Any) -> LossSum:
+        """Loss sum of the batch, as `loss_fn` gives it; half precision is widened to float32.
+
+        Raises:
+            ModelError: `loss_fn` did not return one scalar (or a dict of scalars).
+        """
+        loss = self.loss_fn(model, batch)
+        if isinstance(loss, Mapping):
+            return {name: _checked_scalar(value, name) for name, value in loss.items()}
+        return _checked_scalar(loss, "")
+
+    @torch.no_grad()
+    def metric_sums(self, model: nn.Module, batch: Any) -> MetricSums:
+        """Loss and own metrics as (numerator, denominator).
+
+        Raises:
+            ModelError: the terms of the loss and of the weight have different names, or a metric
+                is called `loss`.
+        """
+        sums = loss_terms(self.loss_sum(model, batch), self.weight(batch))
+        for name, metric in self.metrics.items():
+            if name in sums:
+                raise ModelError(
+                    f"a metric may not be called {name!r}",
+                    rule="that name belongs to the loss",
+                    remedy="rename the metric",
+                )
+            sums[name] = metric(model, batch)
+        return sums
+
+
+def loss_terms(loss: LossSum, weight: Weight) -> MetricSums:
+    """Pair loss sums with their weights: `loss`, or `loss/TERM` for each of several terms.
+
+    Raises:
+        ModelError: loss and weight do not have the same terms.
+    """
+    if isinstance(loss, Mapping) and isinstance(weight, Mapping) and loss.keys() == weight.keys():
+        return {f"loss/{name}": (loss[name], weight[name]) for name in loss}
+    if isinstance(loss, Mapping) or isinstance(weight, Mapping):
+        raise ModelError(
+            f"loss terms {_terms(loss)} do not match weight terms {_terms(weight)}",
+            rule="every term of the loss has a weight of the same name",
+            remedy="let weight_fn return a dict with the keys that loss_fn returns",
+        )
+    return {"loss": (loss, weight)}
+
+
+def _terms(value: LossSum | Weight) -> list[str] | str:
+    return sorted(value) if isinstance(value, Mapping) else "(one unnamed)"
+
+
+def _checked_weight(value: Any, term: str) -> float:
+    number = float(value)
+    if not 0.0 <= number < float("inf"):
+        raise DataError(
+            f"weight_fn returned {number}",
+            where=f"term {term!r}" if term else "",
+            rule="a weight is a finite number that is not negative",
+        )
+    return number
+
+
+def _checked_scalar(value: Any, term: str) -> Tensor:
+    place = f"term {term!r}" if term else ""
+    if not isinstance(value, Tensor):
+        raise ModelError(
+            f"loss_fn returned a {type(value).__name__}",
+            where=place,
+            rule="a loss is a 0-dim tensor, or a dict of them",
+        )
+    if value.dim() != 0:
+        raise ModelError(
+            f"loss_fn returned a tensor of shape {list(value.shape)}",
+            where=place,
+            rule="a loss is one scalar: the sum over the batch",
+            remedy='use reduction="sum", or call .sum()',
+        )
+    if not value.is_floating_point():
+        raise ModelError(
+            f"loss_fn returned a tensor of {value.dtype}",
+            where=place,
+            rule="a loss is a floating-point number",
+        )
+    return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
