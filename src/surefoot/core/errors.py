@@ -97,6 +97,9 @@ class ConfigError(RequestError):
 class DataError(SurefootError):
     """Data is missing, unreadable or of a wrong shape or range."""
 
+    batch_position: int | None = None
+    """Row of the batch that is at fault, where it is one row; the loader knows its sample id."""
+
 
 class MissingDataError(DataError, RequestError):
     """A data folder or file that the recipe names is not there, or holds nothing."""
