@@ -1,0 +1,309 @@
+"""The metrics log: one JSON row per window and evaluation, each exactly once, also over a resume.
+
+Rows are strict JSON; NaN and infinities stand as strings. It never changes a number and never
+loses a row in silence: a resume moves rows aside, it does not delete them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from hashlib import blake2b
+from pathlib import Path
+
+from surefoot.core.errors import CheckpointError, DataError, RunFolderError, SurefootError
+from surefoot.core.reports import EvalReport, Event, StepReport
+from surefoot.observe.atomic import PartialWriteError, atomic_write, fsync_directory, write_all
+from surefoot.observe.metrics_schema import schema
+
+FLUSH_SECONDS = 1.0
+MAX_SAMPLE_IDS = 64
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+class MetricsLog:
+    """Appends rows to `path` and writes `metrics.schema.json` beside it.
+
+    Rows wait in memory for at most about a second, then go to the operating system in one write. A
+    log that holds rows already must be told where to go on, with `resume_at`, before it takes new
+    ones.
+
+    Args:
+        path: the log; made if it is missing.
+        utilization: asked for each row; the share of time that the device was busy, or None. It
+            must answer from memory.
+
+    It is an Observer (`on_step`, `on_eval`). All methods belong to one thread.
+    """
+
+    def __init__(self, path: Path, utilization: Callable[[], float | None] = lambda: None) -> None:
+        self.path = path
+        self._utilization = utilization
+        self._pending: list[str] = []
+        self._last_flush = time.monotonic()
+        self._pid = os.getpid()
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._descriptor = os.open(path, flags, 0o644)
+        self._size = os.fstat(self._descriptor).st_size
+        self._may_append = self._size == 0
+        self._samples_before: int | None = 0 if self._may_append else None
+        self._tokens_before = 0
+        schema_path = path.with_name(f"{path.stem}.schema.json")
+        atomic_write(schema_path, json.dumps(schema(), indent=1) + "\n")
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def append(self, report: StepReport | EvalReport) -> None:
+        """Adds one row.
+
+        Raises:
+            RunFolderError: the log holds rows and `resume_at` was not called.
+            SurefootError: the rows cannot be written (a full disk); they are kept for another try.
+        """
+        if not self._may_append:
+            raise RunFolderError(
+                "The metrics log holds rows of an earlier run.",
+                where=str(self.path),
+                rule="a log goes on at the byte offset that a checkpoint holds",
+                remedy="call resume_at(offset); resume_at(0) starts anew and keeps old rows beside",
+            )
+        row = self._step_row(report) if isinstance(report, StepReport) else _eval_row(report)
+        try:
+            line = _encode(row)
+        except ValueError:
+            line = _encode(strict(row))
+        self._pending.append(line)
+        if time.monotonic() - self._last_flush >= FLUSH_SECONDS:
+            self.flush()
+
+    def on_step(self, report: StepReport) -> None:
+        self.append(report)
+
+    def on_eval(self, report: EvalReport) -> None:
+        self.append(report)
+
+    def on_event(self, event: Event) -> None:
+        """Events stand in the event log."""
+
+    def _step_row(self, report: StepReport) -> dict[str, object]:
+        seconds = report.step_seconds
+        tokens_per_second = samples_per_second = None
+        if self._samples_before is not None and seconds > 0:
+            samples_per_second = (report.samples - self._samples_before) / seconds
+            tokens_per_second = (report.tokens - self._tokens_before) / seconds
+        self._samples_before = report.samples
+        self._tokens_before = report.tokens
+        ids = report.sample_ids
+        return {
+            "row": "step",
+            "step": report.step,
+            "window": report.window,
+            "epoch": report.epoch,
+            "samples": report.samples,
+            "tokens": report.tokens,
+            "loss": report.loss,
+            "terms": report.terms,
+            "weight": report.weight,
+            "grad_norm": report.grad_norm,
+            "clipped": report.clipped,
+            "applied": report.applied,
+            "lr": report.lr,
+            "loss_scale": report.loss_scale,
+            "sample_ids": ids if len(ids) <= MAX_SAMPLE_IDS else None,
+            "sample_ids_digest": digest(ids),
+            "weight_norm": report.weight_norm,
+            "step_seconds": seconds,
+            "data_seconds": report.data_seconds,
+            "tokens_per_second": tokens_per_second,
+            "samples_per_second": samples_per_second,
+            "memory_bytes": report.memory_bytes,
+            "device_utilization": self._utilization(),
+            "time": report.time,
+        }
+
+    def flush(self) -> None:
+        """Hands the waiting rows to the operating system: they survive a kill, not yet a power cut.
+
+        Raises:
+            SurefootError: the write failed; what is not yet written is kept for another try.
+        """
+        self._last_flush = time.monotonic()
+        if not self._pending or os.getpid() != self._pid:
+            return  # A forked child holds a copy of the waiting rows, which are not its to write.
+        data = ("\n".join(self._pending) + "\n").encode("ascii")
+        try:
+            self._size += write_all(self._descriptor, data)
+        except OSError as error:
+            if isinstance(error, PartialWriteError):
+                self._size += error.written
+                # The rest of the cut row goes on where the file ends, so the rows stay whole.
+                self._pending = [data[error.written : -1].decode("ascii")]
+            raise SurefootError(
+                f"The metrics log cannot be written: {error.strerror}.",
+                where=str(self.path),
+                rule="a run goes on only while its record is complete",
+                remedy="free some space, then resume the run from its last checkpoint",
+            ) from error
+        self._pending.clear()
+
+    def sync(self) -> int:
+        """Writes all rows through to the disk; returns the byte offset just behind the last one."""
+        self.flush()
+        os.fsync(self._descriptor)
+        return self._size
+
+    def close(self) -> None:
+        """Writes what waits and closes; harmless when called twice."""
+        if self._descriptor < 0:
+            return
+        try:
+            self.sync()
+        finally:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    # -- resuming ------------------------------------------------------------------------------
+
+    def resume_at(self, offset: int) -> Path | None:
+        """Goes on behind `offset`, which `sync` gave; what stands beyond is moved aside.
+
+        The tail (its last line may be torn by a kill) goes to `metrics.before-resume-N.jsonl`. A
+        kill in between may leave a tail in two such files, never in none.
+
+        Returns:
+            the file with the moved rows, or None where there were none.
+
+        Raises:
+            CheckpointError: the log is shorter than `offset`, or no row ends there.
+        """
+        self.flush()
+        size = os.fstat(self._descriptor).st_size
+        inside = 0 < offset <= size and os.pread(self._descriptor, 1, offset - 1) == b"\n"
+        if offset != 0 and not inside:
+            raise CheckpointError(
+                f"The metrics log does not hold a row that ends at byte {offset}.",
+                where=str(self.path),
+                rule="a checkpoint's log offset lies at the end of a row of its own run's log",
+                remedy=f"the log has {size} bytes; restore it, or resume from another checkpoint",
+            )
+        aside = None
+        if size > offset:
+            aside = self._free_aside_path()
+            atomic_write(aside, _read_from(self._descriptor, offset))
+            os.ftruncate(self._descriptor, offset)
+        os.fsync(self._descriptor)
+        fsync_directory(self.path.parent)
+        self._size = offset
+        self._may_append = True
+        self._samples_before, self._tokens_before = self._counts_at_end()
+        return aside
+
+    def _free_aside_path(self) -> Path:
+        count = 1
+        while True:
+            path = self.path.with_name(f"{self.path.stem}.before-resume-{count}.jsonl")
+            if not path.exists():
+                return path
+            count += 1
+
+    def _counts_at_end(self) -> tuple[int | None, int]:
+        """Samples and tokens of the last step row, from which the next row's speeds are counted."""
+        row = last_step_row(self.path)
+        if row is None:
+            return (0, 0) if self._size == 0 else (None, 0)
+        return int(str(row["samples"])), int(str(row["tokens"]))
+
+
+def digest(sample_ids: tuple[int, ...]) -> str:
+    """BLAKE2b-64 of sample ids as little-endian 64-bit integers, in hexadecimal."""
+    ids = array("q", sample_ids)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return blake2b(ids, digest_size=8).hexdigest()
+
+
+def strict(value: object) -> object:
+    """`value` with non-finite floats as strings and mappings as dicts, fit for strict JSON."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {str(key): strict(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [strict(item) for item in value]
+    return value
+
+
+def _eval_row(report: EvalReport) -> dict[str, object]:
+    return {
+        "row": "eval",
+        "step": report.step,
+        "name": report.name,
+        "metrics": report.metrics,
+        "weight": report.weight,
+        "samples": report.samples,
+        "weights": report.weights,
+        "seconds": report.seconds,
+        "time": report.time,
+    }
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+def read_rows(path: str | Path) -> Iterator[dict[str, object]]:
+    """The whole rows of a log, first to last; a torn last line is left out.
+
+    Non-finite numbers stay the strings that stand in the file; `metrics_schema.number` turns them
+    into floats.
+
+    Raises:
+        DataError: a line inside the log is no row; it is named.
+    """
+    with open(path, "rb") as file:
+        for line_number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                row = json.loads(line)
+                if not isinstance(row, dict) or "row" not in row:
+                    raise ValueError("no row")
+            except ValueError:
+                raise DataError(
+                    "A line of the metrics log is no row.",
+                    where=f"{path}:{line_number}",
+                    rule="each line is one JSON object with the key `row`",
+                    remedy="restore the log from a copy, or look at what else wrote to it",
+                ) from None
+            yield row
+
+
+def last_step_row(path: str | Path, *, tail_bytes: int = 1 << 16) -> dict[str, object] | None:
+    """The last whole row of an update, read from the end of the file; None where there is none."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        while True:
+            start = max(0, size - tail_bytes)
+            file.seek(start)
+            lines = file.read(size - start).split(b"\n")
+            whole = lines[:-1] if start == 0 else lines[1:-1]
+            for line in reversed(whole):
+                if line.startswith(b'{"row":"step"'):
+                    row: dict[str, object] = json.loads(line)
+                    return row
+            if start == 0:
+                return None
+            tail_bytes *= 8
+
+
+def _read_from(descriptor: int, offset: int) -> bytes:
+    chunks = []
+    while chunk := os.pread(descriptor, 1 << 20, offset):
+        chunks.append(chunk)
+        offset += len(chunk)
+    return b"".join(chunks)

@@ -1,0 +1,115 @@
+"""What each column of `metrics.jsonl` means, and which ones a resumed run must repeat exactly.
+
+A deterministic column is compared with `==` after a resume; a measured one holds times and memory.
+It never reads or writes a log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+FORMAT = 1
+NON_FINITE = ("NaN", "Infinity", "-Infinity")
+
+Kind = Literal["deterministic", "measured"]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of one kind of row."""
+
+    name: str
+    kind: Kind
+    unit: str
+    description: str
+
+
+def _exact(name: str, unit: str, description: str) -> Column:
+    return Column(name, "deterministic", unit, description)
+
+
+def _measured(name: str, unit: str, description: str) -> Column:
+    return Column(name, "measured", unit, description)
+
+
+STEP_COLUMNS = (
+    _exact("row", "", "`step`: one row per window, applied or skipped"),
+    _exact("step", "updates", "updates completed after this one"),
+    _exact("window", "windows", "windows consumed so far; unique in a log"),
+    _exact("epoch", "epochs", "epoch of the last sample of the window"),
+    _exact("samples", "samples", "samples seen so far, over all data-parallel ranks"),
+    _exact("tokens", "tokens", "loss-bearing tokens seen so far; 0 where the task counts none"),
+    _exact("loss", "loss", "loss sum of the whole window over its denominator"),
+    _exact("terms", "loss", "each term of a loss that has several"),
+    _exact("weight", "items", "denominator: loss-bearing items of the update, over all ranks"),
+    _exact("grad_norm", "gradient", "global gradient norm before clipping"),
+    _exact("clipped", "", "whether the gradient was scaled down"),
+    _exact("applied", "", "false where the update was skipped"),
+    _exact("lr", "1/update", "learning rate of each parameter group, as this update used it"),
+    _exact("loss_scale", "", "loss scale of this update; 1.0 where none is needed"),
+    _exact("sample_ids", "", "ids of this rank's samples; null where there are more than 64"),
+    _exact("sample_ids_digest", "", "BLAKE2b-64 of the ids as little-endian 64-bit integers"),
+    _exact("weight_norm", "weight", "global norm of the weights after it; null if not taken"),
+    _measured("step_seconds", "s", "wall time since the end of the update before"),
+    _measured("data_seconds", "s", "part of it spent waiting for data"),
+    _measured("tokens_per_second", "tokens/s", "its tokens over its wall time; null unknown"),
+    _measured("samples_per_second", "samples/s", "its samples over its wall time; null unknown"),
+    _measured("memory_bytes", "bytes", "peak allocated on the device, or resident on CPU"),
+    _measured("device_utilization", "1", "share of time the device was busy lately; null unknown"),
+    _measured("time", "s", "Unix time at which the numbers had arrived"),
+)
+
+EVAL_COLUMNS = (
+    _exact("row", "", "`eval`: one row per evaluation of one validation set"),
+    _exact("step", "updates", "updates completed when it was evaluated"),
+    _exact("name", "", "name of the validation set"),
+    _exact("metrics", "", "metric name to value; `loss` is always there"),
+    _exact("weight", "items", "loss-bearing items that the loss was averaged over"),
+    _exact("samples", "samples", "samples evaluated"),
+    _exact("weights", "", "which weights: `raw` or `ema`"),
+    _measured("seconds", "s", "wall time of the evaluation"),
+    _measured("time", "s", "Unix time at its end"),
+)
+
+ROWS: Mapping[str, tuple[Column, ...]] = {"step": STEP_COLUMNS, "eval": EVAL_COLUMNS}
+
+_DETERMINISTIC = {
+    row: tuple(column.name for column in columns if column.kind == "deterministic")
+    for row, columns in ROWS.items()
+}
+
+
+def schema() -> dict[str, object]:
+    """The content of `metrics.schema.json`."""
+    return {
+        "format": FORMAT,
+        "non_finite": "numbers that JSON lacks stand as the strings " + ", ".join(NON_FINITE),
+        "rows": {
+            row: {
+                column.name: {k: v for k, v in asdict(column).items() if k != "name"}
+                for column in columns
+            }
+            for row, columns in ROWS.items()
+        },
+    }
+
+
+def deterministic(row: Mapping[str, object]) -> dict[str, object]:
+    """The columns of a row that two equal runs share, ready for `==`.
+
+    Non-finite numbers stay strings, so that a NaN equals itself.
+    """
+    return {name: row[name] for name in _DETERMINISTIC[str(row["row"])]}
+
+
+def number(value: object) -> float:
+    """A number of a row as a float, the strings for non-finite ones included.
+
+    Raises:
+        ValueError: the value is no number.
+    """
+    if isinstance(value, (int, float)) or value in NON_FINITE:
+        return float(value)
+    raise ValueError(f"{value!r} is no number")

@@ -1,0 +1,299 @@
+"""The run folder: where everything that one run leaves behind has its place.
+
+It makes the folder, guards it against a second writer and writes its small files whole or not at
+all. It never decides what stands in them and never deletes what a run has written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+
+import yaml  # type: ignore[import-untyped]
+
+from surefoot.core.errors import RunFolderError
+from surefoot.observe.atomic import atomic_write, fsync_directory, remove_leftovers
+from surefoot.observe.lock import LOCK_NAME, FolderLock, is_in_use
+
+CONFIG_NAME = "config.yaml"
+CONTRACT_NAME = "contract.yaml"
+RECORD_NAME = "record.json"
+METRICS_NAME = "metrics.jsonl"
+EVENTS_NAME = "events.jsonl"
+REPORT_NAME = "report.html"
+CHECKPOINTS_NAME = "checkpoints"
+ARTIFACTS_NAME = "artifacts"
+
+_NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_MAX_NAME_LENGTH = 120
+
+
+class RunFolder:
+    """A run folder that this process owns, until `close()` or its end.
+
+    Make one with `create`, `create_at` or `open`; it is a context manager.
+    """
+
+    def __init__(self, path: Path, lock: FolderLock) -> None:
+        self.path = path
+        self._lock = lock
+
+    # -- making one ----------------------------------------------------------------------------
+
+    @classmethod
+    def create(
+        cls, root: str | Path, name: str, *, started: datetime | None = None, needed_bytes: int = 0
+    ) -> RunFolder:
+        """Makes `root/2026-11-27T09-14-03_NAME/`, local time, and takes it.
+
+        A run of the same name begun in the same second gets `_NAME-2`, so that many runs can start
+        at once.
+
+        Args:
+            needed_bytes: what the run will write; checked against the free space before anything is
+                made.
+
+        Raises:
+            RunFolderError: the name cannot be a folder's, the root cannot hold one, or there is too
+                little free space.
+        """
+        check_name(name)
+        stem = f"{(started or datetime.now()).strftime('%Y-%m-%dT%H-%M-%S')}_{name}"
+        check_free_space(root, needed_bytes)
+        suffix = ""
+        count = 1
+        while True:
+            path = Path(root) / (stem + suffix)
+            if _make_directory(path):
+                return cls._furnish(path)
+            count += 1
+            suffix = f"-{count}"
+
+    @classmethod
+    def create_at(cls, path: str | Path, *, needed_bytes: int = 0) -> RunFolder:
+        """Makes exactly this folder and takes it.
+
+        Raises:
+            RunFolderError: it exists already, its parent cannot hold it, or there is too little
+                free space.
+        """
+        path = Path(path)
+        if path.exists():
+            raise RunFolderError(
+                "The run folder exists already"
+                + (", and a run is using it." if is_in_use(path) else "."),
+                where=str(path),
+                rule="a new run never writes into an old run's folder",
+                remedy="name another folder, or resume the run that is in it",
+            )
+        check_free_space(path.parent, needed_bytes)
+        if not _make_directory(path):
+            raise RunFolderError(
+                "The run folder was made by another process at this moment.", where=str(path)
+            )
+        return cls._furnish(path)
+
+    @classmethod
+    def _furnish(cls, path: Path) -> RunFolder:
+        lock = FolderLock(path)
+        (path / CHECKPOINTS_NAME).mkdir()
+        (path / ARTIFACTS_NAME).mkdir()
+        fsync_directory(path)
+        fsync_directory(path.parent)
+        return cls(path, lock)
+
+    @classmethod
+    def open(cls, path: str | Path, *, needed_bytes: int = 0) -> RunFolder:
+        """Takes an existing run folder, to resume its run.
+
+        Raises:
+            RunFolderError: it is missing, is no run folder, is in use (the owner is named), or
+                there is too little free space.
+        """
+        path = find_run(path)
+        check_free_space(path, needed_bytes)
+        folder = cls(path, FolderLock(path))
+        remove_leftovers(path)
+        return folder
+
+    # -- its places ----------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """Name of the folder itself, time included."""
+        return self.path.name
+
+    @property
+    def config_path(self) -> Path:
+        return self.path / CONFIG_NAME
+
+    @property
+    def contract_path(self) -> Path:
+        return self.path / CONTRACT_NAME
+
+    @property
+    def record_path(self) -> Path:
+        return self.path / RECORD_NAME
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / METRICS_NAME
+
+    @property
+    def events_path(self) -> Path:
+        return self.path / EVENTS_NAME
+
+    @property
+    def checkpoints_path(self) -> Path:
+        return self.path / CHECKPOINTS_NAME
+
+    @property
+    def artifacts_path(self) -> Path:
+        return self.path / ARTIFACTS_NAME
+
+    @property
+    def report_path(self) -> Path:
+        return self.path / REPORT_NAME
+
+    # -- its small files -----------------------------------------------------------------------
+
+    def write_config(self, config: str | Mapping[str, object]) -> None:
+        """Writes `config.yaml`: ready YAML text (with its comments) or plain values."""
+        atomic_write(self.config_path, _as_yaml(config))
+
+    def write_contract(self, contract: str | Mapping[str, object]) -> None:
+        """Writes `contract.yaml`: ready YAML text or plain values."""
+        atomic_write(self.contract_path, _as_yaml(contract))
+
+    def write_record(self, record: Mapping[str, object]) -> None:
+        """Writes `record.json`; the values must be plain JSON values."""
+        text = json.dumps(record, indent=2, allow_nan=False, ensure_ascii=False)
+        atomic_write(self.record_path, text + "\n")
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Gives the folder back; harmless when called twice."""
+        self._lock.release()
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def find_run(path: str | Path) -> Path:
+    """`path`, once it is sure that it is a run folder.
+
+    Raises:
+        RunFolderError: it is missing or is no run folder; runs of a similar name are named.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        likely = _similar(path)
+        raise RunFolderError(
+            f"The run folder {'is no folder' if path.exists() else 'does not exist'}.",
+            where=str(path),
+            remedy=f"did you mean {likely}?" if likely else "name a folder that a run has left",
+        )
+    if not any((path / name).is_file() for name in (LOCK_NAME, CONFIG_NAME, RECORD_NAME)):
+        raise RunFolderError(
+            "The folder is not a run folder.",
+            where=str(path),
+            rule=f"a run folder holds {CONFIG_NAME} and {RECORD_NAME}",
+            remedy="name the folder of one run, not the folder that holds the runs",
+        )
+    return path
+
+
+def check_name(name: str) -> None:
+    """Refuses a run name that cannot be part of a folder's name.
+
+    Raises:
+        RunFolderError: with the rule.
+    """
+    if not _NAME_PATTERN.fullmatch(name) or len(name) > _MAX_NAME_LENGTH:
+        raise RunFolderError(
+            f"The run name {name!r} cannot be part of a folder's name.",
+            where="name",
+            rule=f"letters, digits, `.`, `_` and `-`, the first a letter or digit, at most "
+            f"{_MAX_NAME_LENGTH} characters",
+        )
+
+
+def check_free_space(path: str | Path, needed_bytes: int) -> None:
+    """Refuses a start that would fill the disk of `path`, which need not exist yet.
+
+    Raises:
+        RunFolderError: says what is needed and what is free.
+    """
+    existing = Path(path).absolute()
+    while not existing.exists():
+        existing = existing.parent
+    free_bytes = shutil.disk_usage(existing).free
+    if free_bytes < needed_bytes:
+        raise RunFolderError(
+            f"Too little free space: {format_bytes(needed_bytes)} needed, "
+            f"{format_bytes(free_bytes)} free.",
+            where=str(path),
+            rule="all that a run will write must fit before it starts",
+            remedy="free some space, keep fewer checkpoints, or name a folder on another disk",
+        )
+
+
+def format_bytes(count: float) -> str:
+    """A count of bytes for people, such as `1.5 GiB`."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    for unit in ("KiB", "MiB", "GiB", "TiB"):  # noqa: B007
+        count /= 1024
+        if count < 1024:
+            break
+    return f"{count:.1f} {unit}"
+
+
+def _make_directory(path: Path) -> bool:
+    """Makes the folder; False where it exists."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.mkdir(path)
+    except FileExistsError:
+        if path.is_dir():
+            return False
+        raise RunFolderError(
+            "A file stands where the folder of the runs should be.", where=str(path.parent)
+        ) from None
+    except OSError as error:
+        raise RunFolderError(
+            f"The run folder cannot be made: {error.strerror}.",
+            where=str(path),
+            remedy="name a folder that you may write to",
+        ) from error
+    return True
+
+
+def _similar(path: Path) -> Path | None:
+    """The newest run beside `path` whose name holds the name that was asked for."""
+    if not path.parent.is_dir() or not path.name:
+        return None
+    matches = sorted(p for p in path.parent.iterdir() if p.is_dir() and path.name in p.name)
+    return matches[-1] if matches else None
+
+
+def _as_yaml(content: str | Mapping[str, object]) -> str:
+    if isinstance(content, str):
+        return content if content.endswith("\n") else content + "\n"
+    text: str = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True)
+    return text
