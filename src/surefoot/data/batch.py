@@ -1,0 +1,130 @@
+"""One micro-batch as the engine receives it, and how a batch reaches a device.
+
+Walks the containers that batches are made of; never reads a value, so it never waits for a device.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from surefoot.core.errors import DataError
+from surefoot.data.order import Cursor
+
+SINGLE_TERM = "loss"
+"""Name of the one weight of a task whose loss has one term."""
+
+
+class CursorLike(Protocol):
+    """What a run stores to continue its data: a `Cursor`, or a `StreamCursor`."""
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def position(self) -> int: ...
+
+    def as_json(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """What one forward and backward sees on one rank, and where the run stands after it."""
+
+    data: Any
+    """The collated batch, on the device."""
+    weights: Mapping[str, float]
+    """Loss-bearing items for each term of the loss; `{"loss": w}` where there is one."""
+    samples: int
+    """Samples that count; 0 for the filler of a rank that has run out of data."""
+    ids: tuple[int, ...]
+    """Sample ids, in the order of the batch."""
+    cursor_after: CursorLike
+    ends_window: bool
+    ends_epoch: bool = False
+    epoch: int = 0
+
+
+@runtime_checkable
+class _Movable(Protocol):
+    def to(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+def map_tensors(data: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Apply `function` to each tensor of a batch and rebuild its containers.
+
+    Tensors, lists, tuples, named tuples, mappings and data classes are entered; anything else is
+    kept as it is. Mappings of another class than `dict` keep their class where a copy allows it.
+    """
+    if isinstance(data, torch.Tensor):
+        return function(data)
+    if isinstance(data, tuple):
+        items = [map_tensors(item, function) for item in data]
+        return type(data)(*items) if hasattr(data, "_fields") else type(data)(items)
+    if isinstance(data, list):
+        return [map_tensors(item, function) for item in data]
+    if isinstance(data, Mapping):
+        mapped = {key: map_tensors(value, function) for key, value in data.items()}
+        return mapped if type(data) is dict else _like(data, mapped)
+    if dataclasses.is_dataclass(data) and not isinstance(data, type):
+        moved = copy.copy(data)
+        for field in dataclasses.fields(data):
+            # A frozen data class refuses plain assignment, and `replace` would run its __init__.
+            value = map_tensors(getattr(data, field.name), function)
+            object.__setattr__(moved, field.name, value)
+        return moved
+    return data
+
+
+def _like(original: Mapping[Any, Any], mapped: dict[Any, Any]) -> Any:
+    clone = copy.copy(original)
+    update = getattr(clone, "update", None)
+    if update is None:
+        return mapped
+    update(mapped)
+    return clone
+
+
+def move_to(data: Any, device: torch.device | str, non_blocking: bool = False) -> Any:
+    """Copy a batch to a device; what is there already is passed through.
+
+    Args:
+        data: tensors in tuples, named tuples, lists, mappings or data classes, or any object with
+            its own `.to(device)`, such as a transformers `BatchEncoding`.
+        device: where to.
+        non_blocking: let copies from pinned memory run beside the host.
+
+    Raises:
+        DataError: an object's own `.to` refuses.
+    """
+    known = isinstance(data, (torch.Tensor, tuple, list, dict)) or dataclasses.is_dataclass(data)
+    if not known and isinstance(data, _Movable) and not isinstance(data, type):
+        try:
+            return data.to(device)
+        except Exception as error:
+            raise DataError(
+                f"a batch of {type(data).__name__} could not be moved to {device}: {error}",
+                rule="an object with its own `.to` accepts a device",
+            ) from error
+    return map_tensors(data, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+
+def describe(data: Any) -> str:
+    """Shapes and types of a batch or sample, in one short line for messages."""
+    if isinstance(data, torch.Tensor):
+        return f"{str(data.dtype).removeprefix('torch.')}{list(data.shape)}"
+    if hasattr(data, "dtype") and hasattr(data, "shape"):
+        return f"{data.dtype}{list(data.shape)}"
+    if isinstance(data, Mapping):
+        return "{" + ", ".join(f"{key}: {describe(value)}" for key, value in data.items()) + "}"
+    if isinstance(data, (tuple, list)):
+        shown = ", ".join(describe(item) for item in data[:8])
+        return f"({shown}{', …' if len(data) > 8 else ''})"
+    if isinstance(data, (str, bytes)):
+        return f"{type(data).__name__} of {len(data)}"
+    return type(data).__name__
