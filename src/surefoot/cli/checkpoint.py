@@ -49,7 +49,9 @@ def inspect(
     try:
         verify_files(folder, manifest)
         state = json.loads((folder / STATE_NAME).read_text(encoding="utf-8"))
-        progress = {key: state["progress"][key] for key in PROGRESS_SHOWN if key in state["progress"]}
+        progress = {
+            key: state["progress"][key] for key in PROGRESS_SHOWN if key in state["progress"]
+        }
     except CheckpointError as error:
         damage = error
     parts = _parts(manifest)

@@ -1,4 +1,4 @@
-"""How an error reaches the person: what, where, rule, remedy, and the exit code. Never a silent one.
+"""How an error reaches the person: what, where, rule, remedy, and the exit code. Hides none.
 
 A traceback is shown for errors that we did not foresee, and for all under `--debug`.
 """
@@ -34,7 +34,7 @@ def present(error: BaseException, session: Session) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     if isinstance(error, KeyboardInterrupt | typer.Abort):
-        _say(session, "interrupted; nothing was left half done", style="bold yellow")
+        _say(session, "interrupted; what was saved before is whole", style="bold yellow")
         return EXIT_INTERRUPTED
     if _is_usage_error(error):
         return _present_usage(error, session)
@@ -88,10 +88,14 @@ def _is_usage_error(error: BaseException) -> bool:
 
 
 def _present_usage(error: Any, session: Session) -> int:
+    if type(error).__name__ == "NoArgsIsHelpError":
+        # The help stands on the screen already, or is the message.
+        _say(session, error.message)
+        return EXIT_REQUEST
     _say(session, f"error: {_usage_message(error)}", style="bold red")
     context = getattr(error, "ctx", None)
-    if context is not None:
-        _say(session, f"  do: {context.command_path} --help")
+    command = "surefoot" if context is None else context.command_path
+    _say(session, f"  do: {command} --help")
     return EXIT_REQUEST
 
 

@@ -1,0 +1,129 @@
+"""`surefoot train`: trains a recipe, or goes on with a run. Decides nothing about the training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from surefoot.cli.session import DebugOption, JsonOption, Session, SetOption
+from surefoot.core.errors import EXIT_DONE, EXIT_STOPPED, RequestError
+
+if TYPE_CHECKING:
+    from surefoot.build import RunResult
+
+DEFAULT_RECIPE = "stdlib-gpt"
+
+
+def train(
+    context: typer.Context,
+    recipe: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RECIPE",
+            help=f"A recipe file, or the name of one that comes along (default: {DEFAULT_RECIPE}).",
+            show_default=False,
+        ),
+    ] = None,
+    overrides: SetOption = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Go on with this run folder from its newest checkpoint."),
+    ] = None,
+    accept_change: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FIELD",
+            help="On a resume, accept that this value differs from the run's. Repeatable.",
+        ),
+    ] = None,
+    nproc: Annotated[int, typer.Option(min=1, metavar="N", help="Processes on this machine.")] = 1,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Build all, run one batch, leave no trace.")
+    ] = False,
+    runs: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder in which the run folder is made.")
+    ] = Path("runs"),
+    json_file: JsonOption = None,
+    debug: DebugOption = False,
+) -> int:
+    """Train a recipe. With none, a small GPT on the source of Python's own standard library."""
+    session: Session = context.obj
+    _check_request(recipe, resume, accept_change or [], nproc, dry_run)
+
+    from surefoot.build import run_recipe
+    from surefoot.config.load import load_recipe
+
+    if resume is not None and recipe is None:
+        from surefoot.observe.run_folder import CONFIG_NAME, find_run
+
+        recipe = str(find_run(resume) / CONFIG_NAME)
+    resolved = load_recipe(recipe or DEFAULT_RECIPE, overrides or [])
+    result = run_recipe(
+        resolved,
+        run_root=runs,
+        resume=resume,
+        accept_changes=tuple(accept_change or ()),
+        dry_run=dry_run,
+        console=session.console,
+    )
+    return _tell(session, result, recipe, dry_run=dry_run)
+
+
+def _check_request(
+    recipe: str | None, resume: Path | None, changes: list[str], nproc: int, dry_run: bool
+) -> None:
+    """Refuses what cannot be meant.
+
+    Raises:
+        RequestError: with what to do instead.
+    """
+    if nproc > 1:
+        raise RequestError(
+            f"training with {nproc} processes is not there yet",
+            where="--nproc",
+            rule="this version trains in one process, on one device",
+            remedy="leave --nproc out; a larger global batch comes from train.accumulation",
+        )
+    if changes and resume is None:
+        raise RequestError(
+            "--accept-change is given without --resume",
+            where="--accept-change",
+            rule="a new run has nothing to differ from",
+            remedy="leave it out, or name the run with --resume RUN",
+        )
+    if dry_run and resume is not None:
+        raise RequestError(
+            "--dry-run is given with --resume",
+            where="--dry-run",
+            rule="a dry run builds a new run and leaves no trace",
+            remedy="leave one of the two out",
+        )
+
+
+def _tell(session: Session, result: RunResult, recipe: str | None, *, dry_run: bool) -> int:
+    """Prints the end of a run and what to do next; returns the exit code."""
+    stopped = result.status == "stopped"
+    code = EXIT_STOPPED if stopped else EXIT_DONE
+    session.answer(
+        {
+            "exit_code": code,
+            "status": result.status,
+            "folder": result.folder,
+            "step": result.step,
+            "metrics": result.metrics,
+        }
+    )
+    command = " ".join(["surefoot", "train", *([recipe] if recipe else [])])
+    if dry_run:
+        session.next((command, "the same, for real"))
+    elif stopped:
+        session.next((f"surefoot train --resume {result.folder}", "goes on where it stopped"))
+    else:
+        session.next(
+            (f"surefoot checkpoint inspect {result.folder}", "what it saved"),
+            ("surefoot runs", "all runs, side by side"),
+            (f'surefoot.load("{result.folder}").model', "the trained model, in Python"),
+        )
+    return code
