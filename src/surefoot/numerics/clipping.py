@@ -1,0 +1,121 @@
+"""Global gradient norm and clipping by it, on the device.
+
+It never waits for the device and never looks at shards: a sharded run hands in the reduction that
+makes a local norm global. Clipping each parameter by its own norm would change the direction of
+the update; it is not offered here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from surefoot.core.errors import RequestError
+
+NORM_OFFSET: Final = 1e-6
+"""Added to the norm before the division, as `torch.nn.utils.clip_grad_norm_` does."""
+
+_LOW_PRECISION: Final = frozenset({torch.float16, torch.bfloat16})
+
+
+def identity(norm: Tensor) -> Tensor:
+    """The reduction of a run on one rank."""
+    return norm
+
+
+def tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
+    """L2 norm of each tensor.
+
+    Low-precision tensors accumulate in float32; float64 stays float64.
+
+    Args:
+        tensors: tensors of one device, at least one.
+
+    Returns:
+        A 1-D tensor, one norm a tensor, in the order given.
+    """
+    dtypes = {tensor.dtype for tensor in tensors}
+    if dtypes.isdisjoint(_LOW_PRECISION):
+        return torch.stack(torch._foreach_norm(list(tensors), 2.0))
+    wide = torch.float64 if torch.float64 in dtypes else torch.float32
+    return torch.stack(torch._foreach_norm(list(tensors), 2.0, dtype=wide))
+
+
+def global_norm(
+    gradients: Sequence[Tensor], combine: Callable[[Tensor], Tensor] = identity
+) -> Tensor:
+    """L2 norm over all gradients as if they were one vector.
+
+    Equal to `torch.nn.utils.get_total_norm` for float32 and float64; low-precision gradients
+    accumulate in float32. A sum of squares beyond the range of float32 gives infinity, and the
+    update then counts as non-finite.
+
+    Args:
+        gradients: gradients of one device; may be empty.
+        combine: turns the norm of this rank's gradients into that of all ranks' (0-dim to 0-dim).
+
+    Returns:
+        0-dim tensor; 0 for no gradients.
+    """
+    if not gradients:
+        return combine(torch.zeros(()))
+    return combine(torch.linalg.vector_norm(tensor_norms(gradients)))
+
+
+def weight_norm(parameters: Iterable[Tensor]) -> Tensor:
+    """L2 norm over all parameters, a 0-dim tensor. Decay that is too weak shows as steady growth.
+
+    Args:
+        parameters: parameters of one device.
+    """
+    return global_norm([parameter.detach() for parameter in parameters])
+
+
+@dataclass(frozen=True)
+class ClipNorm:
+    """Clips by global norm: `g *= min(1, max_norm / (norm + 1e-6))` (torch's formula).
+
+    A factor for all gradients keeps the direction. A non-finite norm spoils the gradients, which
+    is why the finite flag is taken before the clip and the update skipped by it.
+
+    Args:
+        max_norm: largest norm that leaves the gradients as they are.
+
+    Raises:
+        RequestError: `max_norm` is not positive and finite.
+    """
+
+    max_norm: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.max_norm) and self.max_norm > 0):
+            raise RequestError(
+                f"clip_norm is {self.max_norm}",
+                where="train.clip_norm",
+                rule="a clipping norm is positive and finite",
+                remedy="1.0 is usual, 0.5 to 2.0 are worth a try; `off` turns clipping off",
+            )
+
+    def __call__(self, gradients: Sequence[Tensor], norm: Tensor) -> None:
+        """Scales `gradients` in place.
+
+        Args:
+            gradients: gradients of one device; may be empty.
+            norm: their global norm, 0-dim.
+        """
+        if gradients:
+            factor = torch.clamp(self.max_norm / (norm + NORM_OFFSET), max=1.0)
+            torch._foreach_mul_(list(gradients), factor)
+
+
+@dataclass(frozen=True)
+class NoClip:
+    """Leaves gradients as they are."""
+
+    def __call__(self, gradients: Sequence[Tensor], norm: Tensor) -> None:
+        return None

@@ -1,0 +1,148 @@
+"""Train and eval mode, kept per submodule.
+
+It never calls `train()` to put modes back: that would set every submodule alike and wake a
+BatchNorm that was frozen on purpose. `eval()` and `torch.no_grad()` are independent, and an
+evaluation needs both; this file does the first only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import nn
+
+from surefoot.core.errors import ModelError
+
+
+@contextmanager
+def preserved_modes(model: nn.Module) -> Iterator[None]:
+    """Whatever happens inside, each submodule has its own mode back afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """`model.eval()` inside; each submodule's own mode afterwards, exception or not."""
+    with preserved_modes(model):
+        model.eval()
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class ModeSensitive:
+    """A submodule that computes something else in train mode than in eval mode."""
+
+    name: str
+    """Dotted name in the model; empty for the model itself."""
+    kind: str
+    training: bool
+    in_train: str
+    """What it does in train mode."""
+    in_eval: str
+
+
+Effect = tuple[str, str]
+
+
+def _dropout(module: nn.Module) -> Effect | None:
+    p = getattr(module, "p", 0.0)
+    return (f"drops with probability {p:g}", "passes its input on") if p > 0 else None
+
+
+def _batch_norm(module: nn.Module) -> Effect | None:
+    if not getattr(module, "track_running_stats", True):
+        return None
+    return (
+        "normalises by the batch's statistics and updates the running ones",
+        "normalises by the running statistics",
+    )
+
+
+def _recurrent(module: nn.Module) -> Effect | None:
+    p, layers = getattr(module, "dropout", 0.0), getattr(module, "num_layers", 1)
+    if p > 0 and layers > 1:
+        return (f"drops between layers with probability {p:g}", "drops nothing")
+    return None
+
+
+def _attention(module: nn.Module) -> Effect | None:
+    p = getattr(module, "dropout", 0.0)
+    return (f"drops attention weights with probability {p:g}", "drops nothing") if p > 0 else None
+
+
+def _random_slope(module: nn.Module) -> Effect | None:
+    return ("draws its negative slope", "uses the mean negative slope")
+
+
+_BY_TYPE: tuple[tuple[type[nn.Module], Callable[[nn.Module], Effect | None]], ...] = (
+    (nn.modules.dropout._DropoutNd, _dropout),
+    (nn.modules.batchnorm._NormBase, _batch_norm),
+    (nn.RNNBase, _recurrent),
+    (nn.MultiheadAttention, _attention),
+    (nn.RReLU, _random_slope),
+)
+
+
+def _effect(module: nn.Module) -> Effect | None:
+    for kind, effect in _BY_TYPE:
+        if isinstance(module, kind):
+            return effect(module)
+    if type(module).__module__.startswith("torch.nn."):
+        return None
+    code = getattr(type(module).forward, "__code__", None)
+    if code is not None and "training" in code.co_names:
+        return ("its forward reads `self.training`", "its forward reads `self.training`")
+    return None
+
+
+def mode_sensitive_modules(model: nn.Module) -> list[ModeSensitive]:
+    """Every submodule whose output or state depends on its mode, in the order of the model.
+
+    Known by type: dropout of every kind (p > 0), batch and instance norm with running statistics,
+    recurrent layers and attention with dropout, RReLU. Any other class counts where its own
+    `forward` reads `self.training`. LayerNorm, RMSNorm, GroupNorm and Linear compute the same in
+    both modes.
+    """
+    found = []
+    for name, module in model.named_modules():
+        effect = _effect(module)
+        if effect is not None:
+            found.append(ModeSensitive(name, type(module).__name__, module.training, *effect))
+    return found
+
+
+def training_modes(model: nn.Module) -> dict[str, bool]:
+    """Name to mode of every mode-sensitive submodule, to compare with later."""
+    return {entry.name: entry.training for entry in mode_sensitive_modules(model)}
+
+
+def check_training_modes(model: nn.Module, expected: Mapping[str, bool]) -> None:
+    """Refuses to train a model whose submodules are in another mode than expected.
+
+    Args:
+        model: the model about to be trained.
+        expected: name to mode, as `training_modes` gave it when training began.
+
+    Raises:
+        ModelError: naming the submodules and the mode that each is in.
+    """
+    wrong = [
+        f"{name or 'the model'} is in {'train' if not training else 'eval'} mode"
+        for name, training in expected.items()
+        if model.get_submodule(name).training is not training
+    ]
+    if wrong:
+        shown = "; ".join(wrong[:5]) + (f"; and {len(wrong) - 5} more" if len(wrong) > 5 else "")
+        raise ModelError(
+            f"{len(wrong)} submodules changed their mode during training",
+            where=shown,
+            rule="each submodule trains in the mode that it had at the start",
+            remedy="evaluate inside evaluation_mode(model), which puts every mode back",
+        )
