@@ -105,22 +105,28 @@ def _read_signature(model: nn.Module) -> Signature:
     )
 
 
-def call_model(model: nn.Module, batch: Any) -> Any:
+def call_model(model: nn.Module, batch: Any, **settings: Any) -> Any:
     """Pass the inputs of `batch` to `model` and return what it returns.
+
+    Args:
+        model: any module; wrapped by `torch.compile` or DDP as well.
+        batch: see the head of this module.
+        settings: arguments of the task's own, passed by name where `forward` names them.
 
     Raises:
         ModelError: the model's `forward` cannot take the inputs of this batch.
         DataError: the batch is of a kind that holds no inputs.
     """
     signature = signature_of(model)
+    extra = {name: value for name, value in settings.items() if name in signature.names}
     positional, named = _inputs(batch)
     if named is None:
         _check_positional(model, signature, len(positional))
-        return model(*positional)
+        return model(*positional, **extra)
     arguments = _named_arguments(model, signature, named)
     if isinstance(arguments, dict):
-        return model(**arguments)
-    return model(named[arguments])
+        return model(**(arguments | extra))
+    return model(named[arguments], **extra)
 
 
 def plan_call(model: nn.Module, batch: Any) -> CallPlan:

@@ -91,3 +91,23 @@ def bad_value(name: str, values: Tensor, good: Tensor, *, rule: str, remedy: str
     )
     error.batch_position = position
     return error
+
+
+def fitted_mask(target: Tensor, mask: Tensor | None) -> Tensor | None:
+    """The mask at the target's shape; a mask [B] counts or leaves out whole samples.
+
+    Raises:
+        DataError: the mask has another shape.
+    """
+    if mask is None or mask.shape == target.shape:
+        return mask
+    if mask.shape == target.shape[:1]:
+        return mask.view(-1, *[1] * (target.dim() - 1)).expand_as(target)
+    if target.shape == (*mask.shape, 1):
+        return mask.unsqueeze(-1)
+    raise DataError(
+        f"target_mask has shape {list(mask.shape)}",
+        where="target_mask",
+        rule=f"the target's shape {list(target.shape)}, or one entry a sample",
+        remedy="give one true or false for each element of the target",
+    )

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from surefoot.core.errors import DataError, ModelError
 from surefoot.tasks.calling import call_model, find_target, logits_of, named_entries
 from surefoot.tasks.checks import check_indices
+from surefoot.tasks.constants import ConstantTensor
 from surefoot.tasks.losses import IGNORE_INDEX, next_token_cross_entropy_sum, shift_labels
 from surefoot.tasks.metrics import correct_sum
 from surefoot.tasks.task import Direction, MetricSums
@@ -38,7 +39,7 @@ class GenerationTask:
 
     vocabulary_size: int
     bytes_per_token: Tensor | None = None
-    _bytes_on: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False)
+    _bytes: ConstantTensor | None = field(default=None, init=False, repr=False)
 
     unit: ClassVar[str] = "tokens"
     deciding_metric: ClassVar[tuple[str, Direction]] = ("loss", "min")
@@ -51,10 +52,8 @@ class GenerationTask:
                 rule=f"one length for each token of the vocabulary: [{self.vocabulary_size}]",
                 remedy="build the table from the tokenizer that made the data",
             )
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Copies on devices stay with the process that made them.
-        return {**self.__dict__, "_bytes_on": {}}
+        if table is not None:
+            object.__setattr__(self, "_bytes", ConstantTensor(table))
 
     def weight(self, batch: Any) -> float:
         """Tokens that are predicted and count: labels from the second place on, less -100.
@@ -90,15 +89,16 @@ class GenerationTask:
             "loss": (loss, num_tokens),
             "accuracy": (correct_sum(logits, expected), num_tokens),
         }
-        if self.bytes_per_token is not None:
-            lengths = self._bytes(labels.device)[expected.clamp(min=0)]
+        if self._bytes is not None:
+            lengths = self._bytes.on(labels.device)[expected.clamp(min=0)]
             sums["bits_per_byte"] = (loss / math.log(2.0), (lengths * counted).sum())
         return sums
 
     def _logits_and_labels(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         _, labels = tokens_and_labels(batch)
         named = batch if named_entries(batch) is not None else {"input_ids": _first(batch)}
-        logits = logits_of(call_model(model, named))
+        # A cache of keys and values is of no use here, and transformers fills one by default.
+        logits = logits_of(call_model(model, named, use_cache=False))
         if logits.dim() != 3 or logits.shape[:2] != labels.shape:
             raise ModelError(
                 f"the model returned scores of shape {list(logits.shape)}",
@@ -107,13 +107,6 @@ class GenerationTask:
                 remedy="return the scores of all places, not of the last one",
             )
         return logits, labels
-
-    def _bytes(self, device: torch.device) -> Tensor:
-        table = self._bytes_on.get(device)
-        if table is None:
-            assert self.bytes_per_token is not None
-            table = self._bytes_on[device] = self.bytes_per_token.to(device)
-        return table
 
 
 def tokens_and_labels(batch: Any) -> tuple[Tensor, Tensor]:

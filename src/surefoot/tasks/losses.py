@@ -38,15 +38,14 @@ def cross_entropy_sum(
     Args:
         logits: [N, C], or [N, C, ...]; raw scores, not probabilities.
         labels: [N], or [N, ...]; class indices, `IGNORE_INDEX` where an item does not count.
-        class_weights: [C], or None for 1 each.
+        class_weights: [C] on the device of the logits, or None for 1 each.
         label_smoothing: epsilon in torch's form, see `smoothed_targets`.
     """
-    weights = None if class_weights is None else class_weights.to(logits.device)
     scores = widened(logits)
     return F.cross_entropy(
         scores,
         labels,
-        weight=None if weights is None else weights.to(scores.dtype),
+        weight=None if class_weights is None else class_weights.to(scores.dtype),
         ignore_index=IGNORE_INDEX,
         reduction="sum",
         label_smoothing=label_smoothing,
@@ -112,7 +111,8 @@ def binary_cross_entropy_sum(
         logits: [B, L]; raw scores, not probabilities.
         targets: [B, L] in [0, 1].
         mask: bool [B, L]; None counts every element.
-        positive_weights: [L], factor on the positive part; None for 1 each.
+        positive_weights: [L] on the device of the logits, factor on the positive part; None for
+            1 each.
     """
     scores = widened(logits)
     targets = targets.to(scores.dtype)
@@ -121,7 +121,7 @@ def binary_cross_entropy_sum(
         weight = mask.to(scores.dtype)
         targets = torch.where(mask, targets, torch.zeros_like(targets))
     if positive_weights is not None:
-        positive_weights = positive_weights.to(scores.device, scores.dtype)
+        positive_weights = positive_weights.to(scores.dtype)
     return F.binary_cross_entropy_with_logits(
         scores, targets, weight=weight, pos_weight=positive_weights, reduction="sum"
     )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from surefoot.core.errors import ModelError
+from surefoot.tasks.constants import widest
 from surefoot.tasks.losses import IGNORE_INDEX
 from surefoot.tasks.task import MetricSums
 
@@ -84,7 +85,7 @@ class MetricTotals:
 
 def _wide(value: Tensor | float, device: torch.device | None = None) -> Tensor:
     place = device or (value.device if isinstance(value, Tensor) else torch.device("cpu"))
-    dtype = torch.float32 if place.type == "mps" else torch.float64
+    dtype = widest(place)
     if isinstance(value, Tensor):
         return value.detach().to(place, dtype)
     return torch.full((), value, dtype=dtype, device=place)

@@ -1,0 +1,118 @@
+"""A multilayer perceptron for flat inputs. It returns scores and knows no loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.core.errors import ModelError
+from surefoot.models.activations import ActivationName, activation
+from surefoot.models.initialization import Initialization, initialize
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MLPConfig:
+    """Shape and style of a perceptron.
+
+    Args:
+        input_dim: features of a sample, counted over all its dims.
+        hidden_dims: width of each hidden layer; empty for a linear model.
+        output_dim: scores of a sample.
+        activation: `relu`, `gelu`, `silu`, `tanh` or `sigmoid`.
+        norm: of each hidden layer, before its activation.
+        residual: a hidden layer as wide as its input adds its input to its output.
+        dropout: probability, after each hidden layer.
+        initialization: `he` for ReLU-like activations, `xavier` for tanh-like; the output layer is
+            always `xavier`, biases are 0.
+    """
+
+    input_dim: int
+    hidden_dims: tuple[int, ...]
+    output_dim: int
+    activation: ActivationName = "relu"
+    norm: Literal["none", "layernorm", "batchnorm"] = "none"
+    residual: bool = False
+    dropout: float = 0.0
+    initialization: Initialization = "he"
+
+    def __post_init__(self) -> None:
+        sizes = (self.input_dim, *self.hidden_dims, self.output_dim)
+        if min(sizes) < 1 or not 0.0 <= self.dropout < 1.0:
+            raise ModelError(
+                f"no perceptron has widths {list(sizes)} and dropout {self.dropout}",
+                where="MLPConfig",
+                rule="every width is positive, dropout is in [0, 1)",
+                remedy="change the widths or the dropout",
+            )
+
+
+class HiddenLayer(nn.Module):
+    """Linear, norm, activation, dropout; plus the input where `residual` says so."""
+
+    def __init__(self, config: MLPConfig, input_dim: int, output_dim: int) -> None:
+        super().__init__()
+        self.residual = config.residual and input_dim == output_dim
+        self.linear = nn.Linear(input_dim, output_dim)
+        self.norm: nn.Module = nn.Identity()
+        if config.norm == "layernorm":
+            self.norm = nn.LayerNorm(output_dim)
+        elif config.norm == "batchnorm":
+            self.norm = nn.BatchNorm1d(output_dim)
+        self.activation = activation(config.activation)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[B, input_dim] to [B, output_dim]."""
+        output = self.dropout(self.activation(self.norm(self.linear(hidden))))
+        return hidden + output if self.residual else output
+
+
+class MLP(nn.Module):
+    """Flat features to scores."""
+
+    def __init__(self, config: MLPConfig) -> None:
+        super().__init__()
+        self.config = config
+        widths = (config.input_dim, *config.hidden_dims)
+        self.blocks = nn.ModuleList(HiddenLayer(config, *pair) for pair in pairwise(widths))
+        self.head = nn.Linear(widths[-1], config.output_dim)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw all weights anew from torch's global random stream."""
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear):
+                rule = "xavier" if name == "head" else self.config.initialization
+                initialize(module.weight, rule)
+                nn.init.zeros_(module.bias)
+            elif isinstance(module, (nn.LayerNorm, nn.BatchNorm1d)):
+                module.reset_parameters()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Scores of a batch.
+
+        Args:
+            inputs: [B, ...] with `input_dim` features a sample; further dims are flattened.
+
+        Returns:
+            [B, output_dim].
+
+        Raises:
+            ModelError: a sample has another number of features.
+        """
+        if inputs.dim() < 2 or inputs.shape[1:].numel() != self.config.input_dim:
+            raise ModelError(
+                f"inputs have shape {list(inputs.shape)}",
+                where="MLP.forward",
+                rule=f"[batch, ...] with {self.config.input_dim} features a sample",
+                remedy="correct the data, or input_dim",
+            )
+        hidden = inputs.flatten(1)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(hidden)
