@@ -24,7 +24,7 @@ class RunSummary:
 
     folder: Path
     status: str
-    """`running`, `finished`, `stopped`, `failed`, or `killed`: begun, not running, and no end."""
+    """`running`; the kind of its last event that ends one; or `killed`: not running, and no end."""
     step: int | None
     loss: float | str | None
     """Training loss of the last update."""
@@ -112,19 +112,13 @@ def _is_run(path: Path) -> bool:
 
 def _end(kinds: list[str]) -> str:
     """How a run that is not running came to its end, from the kinds of its events."""
-    from surefoot.observe.events import BEGINNINGS, EventKind
+    from surefoot.observe.events import BEGINNINGS, ENDS
 
-    words = {
-        EventKind.FINISH: "finished",
-        EventKind.STOP: "stopped",
-        EventKind.FAILURE: "failed",
-    }
     for kind in reversed(kinds):
+        if kind in ENDS:
+            return kind
         if kind in BEGINNINGS:
             break
-        for known, word in words.items():
-            if kind == known:
-                return word
     return "killed"
 
 

@@ -2,6 +2,329 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
 import typer
 
+from surefoot.cli.session import DebugOption, JsonOption, Session, SetOption, cells, table
+from surefoot.core.errors import RequestError
+
+if TYPE_CHECKING:
+    from surefoot.config.load import Resolved
+    from surefoot.config.sections import Recipe
+
 app = typer.Typer(help="Look before you leap.", no_args_is_help=True)
+
+MAX_DRAWN_UPDATES = 100_000
+"""A longer schedule is sampled at so many updates, its first and last among them."""
+
+RecipeArgument = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of one.")
+]
+
+
+def _load(recipe: str, overrides: list[str] | None) -> Resolved[Recipe]:
+    from surefoot.config.load import load_recipe
+
+    return load_recipe(recipe, overrides or [])
+
+
+@app.command("recipes")
+def show_recipes(
+    context: typer.Context, json_file: JsonOption = None, debug: DebugOption = False
+) -> None:
+    """The recipes that come along."""
+    from surefoot.config.load import recipe_names
+
+    session: Session = context.obj
+    shown = table("recipe", "model", "data", "task", "horizon")
+    facts = []
+    for name in recipe_names():
+        recipe = _load(name, None).recipe
+        row = {
+            "recipe": name,
+            "model": recipe.model.kind,
+            "data": recipe.data.kind,
+            "task": recipe.task.kind,
+            "horizon": str(recipe.train.horizon),
+        }
+        facts.append(row)
+        shown.add_row(*cells(*row.values()))
+    session.console.print(shown)
+    session.answer({"recipes": facts})
+    session.next(
+        ("surefoot show config RECIPE", "every value of one"),
+        ("surefoot train RECIPE", "train it"),
+    )
+
+
+@app.command("config")
+def show_config(
+    context: typer.Context,
+    recipe: RecipeArgument,
+    overrides: SetOption = None,
+    json_file: JsonOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """The resolved configuration, each value with its origin."""
+    session: Session = context.obj
+    resolved = _load(recipe, overrides)
+    session.say(resolved.as_yaml().rstrip())
+    session.answer({"config": resolved.as_dict(), "origins": resolved.origins})
+    session.next((f"surefoot train {recipe} --dry-run", "build it and run one batch"))
+
+
+@app.command("params")
+def show_params(
+    context: typer.Context,
+    recipe: RecipeArgument,
+    overrides: SetOption = None,
+    json_file: JsonOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """The parameter ledger: group, weight decay and rate of each tensor, and which rule decided."""
+    from surefoot.build import build_ledger, build_model
+
+    session: Session = context.obj
+    resolved = _load(recipe, overrides)
+    ledger = build_ledger(build_model(resolved.recipe), resolved.recipe.optimizer)
+    shown = table(
+        "tensor", "shape", "elements", "group", "decay", "rate x", "decided by", "because"
+    )
+    for row in ledger.rows:
+        mark = "" if row.rules_agree else "  (*)"
+        name = row.name + "".join(f" = {alias}" for alias in row.aliases)
+        shown.add_row(
+            *cells(
+                name,
+                list(row.shape),
+                f"{row.num_elements:,}",
+                row.group,
+                f"{row.weight_decay:g}",
+                f"{row.lr_multiplier:g}",
+                row.decided_by + mark,
+                row.reason,
+            )
+        )
+    session.console.print(shown)
+    total = sum(row.num_elements for row in ledger.rows)
+    session.say(f"\n{len(ledger.rows)} trainable tensors, {total:,} elements")
+    if ledger.disagreements:
+        session.say(
+            f"(*) {len(ledger.disagreements)} on which the two rules for weight decay disagree; "
+            f"{ledger.rule!r} decides (optimizer.decay_rule)"
+        )
+    session.answer(
+        {
+            "rule": ledger.rule,
+            "elements": total,
+            "rows": ledger.rows,
+            "disagreements": [row.name for row in ledger.disagreements],
+        }
+    )
+    session.next(
+        (
+            "--set 'optimizer.groups=[{pattern: head.*, lr_multiplier: 0.1}]'",
+            "other numbers by name",
+        )
+    )
+
+
+@app.command("optimizers")
+def show_optimizers(
+    context: typer.Context, json_file: JsonOption = None, debug: DebugOption = False
+) -> None:
+    """The optimizers, with what each keeps for a parameter, measured here."""
+    import torch
+
+    from surefoot.optim.ledger import ParameterLedger
+    from surefoot.optim.registry import build_optimizer
+
+    session: Session = context.obj
+    model = torch.nn.Linear(64, 64)
+    elements = sum(p.numel() for p in model.parameters())
+    shown = table("optimizer", "values kept an element", "skips", "kernel here", "defaults")
+    facts = []
+    for section in _optimizer_sections():
+        ledger = ParameterLedger.build(model, weight_decay=section.weight_decay)
+        optimizer = build_optimizer(section, ledger, "cpu", skipping=False)
+        model(torch.ones(1, 64)).sum().backward()
+        optimizer.step(torch.tensor(True))
+        kept = sum(
+            value.numel()
+            for state in optimizer.optimizer.state.values()
+            for value in state.values()
+            if isinstance(value, torch.Tensor) and value.numel() > 1
+        )
+        defaults = section.model_dump(exclude={"kind", "decay_rule", "decay_embeddings", "groups"})
+        if type(section).model_fields["lr"].is_required():
+            defaults["lr"] = "must be given"
+        row = {
+            "optimizer": section.kind,
+            "values_kept_an_element": kept / elements,
+            "skips": optimizer.skips.value,
+            "kernel": optimizer.kernel,
+            "defaults": defaults,
+        }
+        facts.append(row)
+        written = ", ".join(f"{name} {value}" for name, value in defaults.items())
+        shown.add_row(
+            *cells(section.kind, f"{kept / elements:g}", row["skips"], row["kernel"], written)
+        )
+    session.console.print(shown)
+    session.answer({"optimizers": facts})
+    session.next(
+        ("surefoot train RECIPE --set optimizer.kind=sgd --set optimizer.lr=0.1", "use one")
+    )
+
+
+def _optimizer_sections() -> list[Any]:
+    """One section of each kind, with its defaults."""
+    from surefoot.config.sections.optimizers import OptimizerSection
+
+    sections = []
+    for kind in get_args(get_args(OptimizerSection)[0]):
+        fields = kind.model_fields
+        given: dict[str, object] = {"kind": get_args(fields["kind"].annotation)[0]}
+        if fields["lr"].is_required():
+            given["lr"] = 0.1
+        sections.append(kind.model_validate(given))
+    return sections
+
+
+@app.command("schedule")
+def show_schedule(
+    context: typer.Context,
+    recipe: RecipeArgument,
+    overrides: SetOption = None,
+    json_file: JsonOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """The learning rate over the run, drawn, with its first, peak and last value."""
+    from surefoot.build import build_schedule
+    from surefoot.cli.plot import curve, with_axes
+
+    session: Session = context.obj
+    config = _load(recipe, overrides).recipe
+    schedule, updates = build_schedule(config)
+    if updates is None:
+        raise RequestError(
+            "how many updates this run makes is known only afterwards",
+            where="train.horizon",
+            rule="a schedule is drawn over a horizon in steps, tokens, samples or epochs",
+            remedy='try --set train.horizon="1000 steps"',
+        )
+    stride = -(-updates // MAX_DRAWN_UPDATES)
+    at = sorted({*range(0, updates, stride), updates - 1})
+    rates = [config.optimizer.lr * schedule(n) for n in at]
+    peak = max(range(len(at)), key=rates.__getitem__)
+    first, last = rates[0], rates[-1]
+    session.say(f"{config.schedule.kind}, peak rate {config.optimizer.lr:g}, {updates:,} updates\n")
+    lines = curve(rates, width=max(20, min(100, session.console.width - 16)))
+    for line in with_axes(lines, f"{max(rates):.3g}", "0", "0", f"{updates:,} updates"):
+        session.say(line)
+    session.say(f"\nfirst  {first:.6g}   update 0")
+    session.say(f"peak   {rates[peak]:.6g}   update {at[peak]:,}")
+    session.say(f"last   {last:.6g}   update {updates - 1:,}")
+    session.answer(
+        {
+            "schedule": config.schedule.model_dump(mode="json"),
+            "updates": updates,
+            "first": first,
+            "peak": {"rate": rates[peak], "update": at[peak]},
+            "last": last,
+            "at": at,
+            "rates": rates,
+        }
+    )
+    session.next((f"surefoot train {recipe}", "train it"))
+
+
+@app.command("modes")
+def show_modes(
+    context: typer.Context,
+    recipe: RecipeArgument,
+    overrides: SetOption = None,
+    json_file: JsonOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """The modules of the model that compute something else in training than in evaluation."""
+    from surefoot.build import build_model
+    from surefoot.numerics.modes import mode_sensitive_modules
+
+    session: Session = context.obj
+    found = mode_sensitive_modules(build_model(_load(recipe, overrides).recipe))
+    session.answer({"modules": found})
+    if not found:
+        session.say("none: this model computes the same in both modes")
+    else:
+        shown = table("module", "type", "mode", "in training it", "in evaluation it")
+        for entry in found:
+            mode = "train" if entry.training else "eval"
+            shown.add_row(*cells(entry.name, entry.kind, mode, entry.in_train, entry.in_eval))
+        session.console.print(shown)
+    session.next((f"surefoot show params {recipe}", "which parameters are trained, and how"))
+
+
+@app.command("formats")
+def show_formats(
+    context: typer.Context, json_file: JsonOption = None, debug: DebugOption = False
+) -> None:
+    """Number formats: size, range, precision."""
+    from surefoot.numerics.formats import number_formats
+
+    session: Session = context.obj
+    formats = number_formats()
+    rows = [asdict(entry) for entry in formats]
+    shown = table(*(name.replace("_", " ") for name in rows[0]))
+    for row in rows:
+        shown.add_row(*cells(*(_number(value) for value in row.values())))
+    session.console.print(shown)
+    session.answer({"formats": rows})
+    session.next(("surefoot show hardware", "which of them this machine computes in"))
+
+
+@app.command("hardware")
+def show_hardware(
+    context: typer.Context, json_file: JsonOption = None, debug: DebugOption = False
+) -> None:
+    """This machine, as torch sees it."""
+    import os
+    import platform
+
+    import psutil
+    import torch
+
+    from surefoot.numerics.hardware import available_device_types, probe_hardware
+    from surefoot.numerics.precision import choose_precision
+    from surefoot.observe.run_folder import format_bytes
+
+    session: Session = context.obj
+    memory_bytes = psutil.virtual_memory().total
+    host = {
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cpu_cores": os.cpu_count(),
+        "memory_bytes": memory_bytes,
+    }
+    for name, value in host.items():
+        session.say(f"{name}: {format_bytes(memory_bytes) if name == 'memory_bytes' else value}")
+    devices: list[dict[str, Any]] = []
+    for kind in available_device_types():
+        facts = asdict(probe_hardware(kind))
+        chosen = choose_precision("auto", kind)
+        devices.append({**facts, "auto_precision": chosen.name, "because": chosen.reason})
+        session.say(f"\n{kind}: {facts['name']}", style="bold")
+        for name, value in {**facts, "precision: auto": f"{chosen.name}, {chosen.reason}"}.items():
+            if name not in ("device_type", "name"):
+                session.say(f"  {name}: {_number(value)}")
+    session.answer({"host": host, "devices": devices})
+    session.next(("surefoot train", "uses the first of these devices (device=auto)"))
+
+
+def _number(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)

@@ -1,0 +1,109 @@
+"""`surefoot checkpoint inspect`: what it says of whole, damaged and missing checkpoints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from surefoot.cli import main as command
+from surefoot.core.errors import EXIT_DONE, EXIT_FOUND, EXIT_REQUEST
+from surefoot.state.checkpoint import write_checkpoint
+from surefoot.state.tree import split_tree
+
+Capture = pytest.CaptureFixture[str]
+WEIGHT = torch.arange(12.0).reshape(3, 4)
+
+
+def write(run: Path, step: int) -> Path:
+    state = {
+        "model": {"layer.weight": WEIGHT, "layer.bias": torch.zeros(3)},
+        "optimizer": {"m": torch.zeros(3, 4, dtype=torch.bfloat16)},
+        "progress": {"step": step, "epoch": 2, "cursor": {"epoch": 2, "position": 7}},
+    }
+    return write_checkpoint(run / "checkpoints", step, split_tree(state), {"recipe": "[tiny]"})
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    write(tmp_path / "run", 5)
+    write(tmp_path / "run", 10)
+    return tmp_path / "run"
+
+
+def inspect(path: Path, *options: str) -> int:
+    return command.run(["checkpoint", "inspect", str(path), *options])
+
+
+def facts_of(path: Path, capsys: Capture, *options: str) -> dict[str, Any]:
+    inspect(path, "--json", "-", *options)
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+def test_a_run_folder_means_its_newest_checkpoint(run: Path, capsys: Capture) -> None:
+    assert inspect(run) == EXIT_DONE
+    out = capsys.readouterr().out
+    assert "step 10, resumable" in out
+    assert "epoch: 2" in out
+    assert 'cursor: {"epoch": 2, "position": 7}' in out
+    assert "recipe: [tiny]" in out
+    assert "whole: 3 files" in out
+    assert f"surefoot train --resume {run}" in out
+    assert "layer.weight" not in out
+
+
+def test_the_facts_as_json(run: Path, capsys: Capture) -> None:
+    answer = facts_of(run, capsys)
+    assert answer["step"] == 10
+    assert answer["whole"] is True
+    assert answer["parts"] == {
+        "model": {"tensors": 2, "elements": 15, "size_bytes": 60},
+        "optimizer": {"tensors": 1, "elements": 12, "size_bytes": 24},
+    }
+    assert answer["tensors"] == {}
+    listed = facts_of(run, capsys, "--tensors")["tensors"]
+    assert listed["model/layer.weight"]["shape"] == [3, 4]
+
+
+def test_one_checkpoint_by_its_own_path(run: Path, capsys: Capture) -> None:
+    assert facts_of(run / "checkpoints" / "step-00000005", capsys)["step"] == 5
+
+
+def test_the_folder_of_checkpoints_means_the_newest(run: Path, capsys: Capture) -> None:
+    assert facts_of(run / "checkpoints", capsys)["step"] == 10
+
+
+def test_a_changed_byte_is_found(run: Path, capsys: Capture) -> None:
+    path = run / "checkpoints" / "step-00000010" / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert inspect(run, "--json", "-") == EXIT_FOUND
+    captured = capsys.readouterr()
+    answer = json.loads(captured.out)
+    assert answer["whole"] is False
+    assert "model.safetensors has the digest" in answer["damage"]
+    assert "damaged: model.safetensors" in captured.err
+
+
+def test_a_missing_file_is_found(run: Path) -> None:
+    (run / "checkpoints" / "step-00000010" / "state.json").unlink()
+    assert inspect(run) == EXIT_FOUND
+
+
+@pytest.mark.parametrize("name", ["nowhere", "."])
+def test_where_there_is_none_it_says_so(name: str, tmp_path: Path, capsys: Capture) -> None:
+    assert inspect(tmp_path / name) == EXIT_REQUEST
+    err = capsys.readouterr().err
+    assert "there is no" in err
+    assert "surefoot runs" in err
+
+
+def test_an_unfinished_checkpoint_is_none(run: Path, capsys: Capture) -> None:
+    for folder in (run / "checkpoints").iterdir():
+        (folder / "manifest.json").unlink()
+    assert inspect(run) == EXIT_REQUEST
