@@ -6,60 +6,36 @@ gradients are as they were before; a padded sample has weight 0 and counts for n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from surefoot.core.errors import DataError
+from surefoot.core.reports import EvalReport
 from surefoot.data.batch import MicroBatch
 from surefoot.engine.passes import TOTAL
 from surefoot.numerics.determinism import preserved_rng
 from surefoot.numerics.modes import evaluation_mode
 from surefoot.numerics.precision import Precision
+from surefoot.tasks.metrics import MetricTotals
 from surefoot.tasks.task import Task
+
+OpenSet = Callable[[], Iterable[MicroBatch]]
+"""Opens a validation set from its start; each call gives the same micro-batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """What an evaluation found."""
 
-    metrics: dict[str, float]
+    metrics: Mapping[str, float]
     weight: float
     """Loss-bearing items that the loss was averaged over."""
     samples: int
-
-
-class RunningRatios:
-    """Sums numerators and denominators on the device, in float64 where the device has it."""
-
-    def __init__(self) -> None:
-        self._numerators: dict[str, Tensor] = {}
-        self._denominators: dict[str, Tensor | float] = {}
-
-    def add(self, sums: dict[str, tuple[Tensor, Tensor | float]]) -> None:
-        for name, (numerator, denominator) in sums.items():
-            wide = numerator.detach().to(_widest(numerator.device))
-            if isinstance(denominator, Tensor):
-                denominator = denominator.detach().to(_widest(denominator.device))
-            if name in self._numerators:
-                self._numerators[name] += wide
-                self._denominators[name] = self._denominators[name] + denominator
-            else:
-                self._numerators[name] = wide.clone()
-                self._denominators[name] = denominator
-
-    def denominator(self, name: str) -> float:
-        return float(self._denominators[name])
-
-    def ratios(self) -> dict[str, float]:
-        """Each metric's value; NaN where nothing counted."""
-        values = {}
-        for name, numerator in self._numerators.items():
-            denominator = float(self._denominators[name])
-            values[name] = float(numerator) / denominator if denominator else float("nan")
-        return values
 
 
 def evaluate(
@@ -74,12 +50,12 @@ def evaluate(
     Raises:
         DataError: there is no micro-batch.
     """
-    running = RunningRatios()
+    totals = MetricTotals()
     samples = 0
     with evaluation_mode(model), preserved_rng(device), torch.no_grad():
         for micro_batch in micro_batches:
             with precision.autocast():
-                running.add(task.metric_sums(model, micro_batch.data))
+                totals.add(task.metric_sums(model, micro_batch.data))
             samples += micro_batch.samples
     if samples == 0:
         raise DataError(
@@ -87,8 +63,43 @@ def evaluate(
             rule="an evaluation needs at least one sample",
             remedy="check the path or the split, or leave the validation set out",
         )
-    return Evaluation(running.ratios(), running.denominator(TOTAL), samples)
+    return Evaluation(totals.ratios(), totals.denominator(TOTAL), samples)
 
 
-def _widest(device: torch.device) -> torch.dtype:
-    return torch.float32 if device.type == "mps" else torch.float64
+@dataclass(frozen=True)
+class Evaluator:
+    """Evaluates one model on several validation sets.
+
+    Args:
+        use_weights: a context in which the model holds the weights to evaluate (raw or averaged).
+        weights: their name in the report.
+    """
+
+    model: nn.Module
+    task: Task
+    sets: Mapping[str, OpenSet]
+    precision: Precision
+    device: torch.device
+    use_weights: Callable[[], AbstractContextManager[object]]
+    weights: str = "raw"
+
+    def run(self, step: int) -> list[EvalReport]:
+        """One report for each set, in their order."""
+        reports = []
+        with self.use_weights():
+            for name, open_set in self.sets.items():
+                began = time.perf_counter()
+                found = evaluate(self.model, self.task, open_set(), self.precision, self.device)
+                reports.append(
+                    EvalReport(
+                        step=step,
+                        name=name,
+                        metrics=found.metrics,
+                        weight=found.weight,
+                        samples=found.samples,
+                        weights=self.weights,
+                        seconds=time.perf_counter() - began,
+                        time=time.time(),
+                    )
+                )
+        return reports

@@ -1,0 +1,1 @@
+"""Proofs that two runs are the same run."""

@@ -1,0 +1,130 @@
+"""Checkpoints are published whole, verified before use, and never lost to a newer one."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from surefoot.core.errors import CheckpointError
+from surefoot.state import checkpoint as module
+from surefoot.state.checkpoint import (
+    keep_newest,
+    list_checkpoints,
+    newest_whole,
+    read_checkpoint,
+    write_checkpoint,
+)
+from surefoot.state.tree import Snapshot, split_tree
+
+
+def snapshot(step: int) -> Snapshot:
+    state = {"model": {"w": torch.full((64, 64), float(step))}, "progress": {"step": step}}
+    return split_tree({**state, "rng": {"torch": torch.arange(5, dtype=torch.uint8)}})
+
+
+def save(folder: Path, step: int) -> Path:
+    return write_checkpoint(folder, step, snapshot(step), {"config_hash": "x"})
+
+
+def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+    manifest, back = read_checkpoint(save(tmp_path, 7))
+    assert manifest.step == 7 and manifest.about == {"config_hash": "x"}
+    assert back.values == snapshot(7).values
+    assert torch.equal(back.tensors["model/w"], torch.full((64, 64), 7.0))
+    assert back.tensors["rng/torch"].dtype == torch.uint8
+    assert manifest.tensors["model/w"].shape == (64, 64)
+
+
+def test_no_file_is_a_pickle(tmp_path: Path) -> None:
+    names = {path.suffix for path in save(tmp_path, 1).iterdir()}
+    assert names == {".json", ".safetensors"}
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "rng.safetensors", "state.json"])
+@pytest.mark.parametrize("damage", ["flip", "truncate", "zero", "missing", "swap", "link"])
+def test_every_damage_is_found_before_use_and_falls_back(
+    tmp_path: Path, name: str, damage: str
+) -> None:
+    older = save(tmp_path, 1)
+    newer = save(tmp_path, 2)
+    path = newer / name
+    content = bytearray(path.read_bytes())
+    if damage == "flip":
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    elif damage == "truncate":
+        path.write_bytes(content[:-1])
+    elif damage == "zero":
+        path.write_bytes(bytes(len(content)))
+    elif damage == "missing":
+        path.unlink()
+    elif damage == "swap":
+        path.write_bytes((older / name).read_bytes() + b" " * (name == "rng.safetensors"))
+    else:
+        path.rename(tmp_path / "elsewhere")
+        os.symlink(tmp_path / "elsewhere", path)
+    folder, manifest, state, refused = newest_whole(tmp_path)
+    assert folder == older and manifest.step == 1
+    assert float(state.tensors["model/w"][0, 0]) == 1.0
+    assert len(refused) == 1 and name in str(refused[0])
+
+
+def test_a_torn_manifest_is_no_checkpoint(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    newer = save(tmp_path, 2)
+    text = (newer / "manifest.json").read_text()
+    (newer / "manifest.json").write_text(text[: len(text) // 2])
+    assert newest_whole(tmp_path)[0].name == "step-00000001"
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "..", "a/b"])
+def test_a_manifest_cannot_name_a_file_outside(tmp_path: Path, name: str) -> None:
+    folder = save(tmp_path, 1)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"][name] = {"size_bytes": 1, "xxh3_128": "0"}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="outside"):
+        read_checkpoint(folder)
+
+
+def test_nothing_whole_is_an_error_that_lists_every_refusal(tmp_path: Path) -> None:
+    for step in (1, 2):
+        (save(tmp_path, step) / "state.json").unlink()
+    with pytest.raises(CheckpointError) as caught:
+        newest_whole(tmp_path)
+    assert str(caught.value).count("state.json is missing") == 2
+
+
+@pytest.mark.parametrize("call", ["save_file", "_fsync", "digest", "_write_text"])
+def test_an_error_while_writing_publishes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    older = save(tmp_path, 1)
+
+    def fails(*args: object, **kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, call, fails)
+    with pytest.raises(CheckpointError, match="No space left"):
+        save(tmp_path, 2)
+    assert [path.name for path in tmp_path.iterdir()] == [older.name]
+
+
+def test_retention_keeps_the_newest_and_the_named(tmp_path: Path) -> None:
+    for step in range(1, 6):
+        save(tmp_path, step)
+    (tmp_path / "step-00000009.abc.tmp").mkdir()
+    keep_newest(tmp_path, 2, frozenset({1}))
+    assert [path.name[-1] for path in list_checkpoints(tmp_path)] == ["1", "4", "5"]
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_writing_a_step_again_replaces_the_damaged_one(tmp_path: Path) -> None:
+    folder = save(tmp_path, 3)
+    (folder / "model.safetensors").write_bytes(b"torn")
+    save(tmp_path, 3)
+    assert newest_whole(tmp_path)[0] == folder
