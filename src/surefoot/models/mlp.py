@@ -19,9 +19,9 @@ class MLPConfig:
     """Shape and style of a perceptron.
 
     Args:
-        input_dim: features of a sample, counted over all its dims.
-        hidden_dims: width of each hidden layer; empty for a linear model.
-        output_dim: scores of a sample.
+        in_features: features of a sample, counted over all its dims.
+        hidden: width of each hidden layer; empty for a linear model.
+        out_features: scores of a sample.
         activation: `relu`, `gelu`, `silu`, `tanh` or `sigmoid`.
         norm: of each hidden layer, before its activation.
         residual: a hidden layer as wide as its input adds its input to its output.
@@ -30,9 +30,9 @@ class MLPConfig:
             always `xavier`, biases are 0.
     """
 
-    input_dim: int
-    hidden_dims: tuple[int, ...]
-    output_dim: int
+    in_features: int
+    hidden: tuple[int, ...]
+    out_features: int
     activation: ActivationName = "relu"
     norm: Literal["none", "layernorm", "batchnorm"] = "none"
     residual: bool = False
@@ -40,7 +40,7 @@ class MLPConfig:
     initialization: Initialization = "he"
 
     def __post_init__(self) -> None:
-        sizes = (self.input_dim, *self.hidden_dims, self.output_dim)
+        sizes = (self.in_features, *self.hidden, self.out_features)
         if min(sizes) < 1 or not 0.0 <= self.dropout < 1.0:
             raise ModelError(
                 f"no perceptron has widths {list(sizes)} and dropout {self.dropout}",
@@ -53,20 +53,20 @@ class MLPConfig:
 class HiddenLayer(nn.Module):
     """Linear, norm, activation, dropout; plus the input where `residual` says so."""
 
-    def __init__(self, config: MLPConfig, input_dim: int, output_dim: int) -> None:
+    def __init__(self, config: MLPConfig, in_features: int, out_features: int) -> None:
         super().__init__()
-        self.residual = config.residual and input_dim == output_dim
-        self.linear = nn.Linear(input_dim, output_dim)
+        self.residual = config.residual and in_features == out_features
+        self.linear = nn.Linear(in_features, out_features)
         self.norm: nn.Module = nn.Identity()
         if config.norm == "layernorm":
-            self.norm = nn.LayerNorm(output_dim)
+            self.norm = nn.LayerNorm(out_features)
         elif config.norm == "batchnorm":
-            self.norm = nn.BatchNorm1d(output_dim)
+            self.norm = nn.BatchNorm1d(out_features)
         self.activation = activation(config.activation)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[B, input_dim] to [B, output_dim]."""
+        """[B, in_features] to [B, out_features]."""
         output = self.dropout(self.activation(self.norm(self.linear(hidden))))
         return hidden + output if self.residual else output
 
@@ -77,9 +77,9 @@ class MLP(nn.Module):
     def __init__(self, config: MLPConfig) -> None:
         super().__init__()
         self.config = config
-        widths = (config.input_dim, *config.hidden_dims)
+        widths = (config.in_features, *config.hidden)
         self.blocks = nn.ModuleList(HiddenLayer(config, *pair) for pair in pairwise(widths))
-        self.head = nn.Linear(widths[-1], config.output_dim)
+        self.head = nn.Linear(widths[-1], config.out_features)
         self.reset_parameters()
 
     @torch.no_grad()
@@ -97,20 +97,20 @@ class MLP(nn.Module):
         """Scores of a batch.
 
         Args:
-            inputs: [B, ...] with `input_dim` features a sample; further dims are flattened.
+            inputs: [B, ...] with `in_features` features a sample; further dims are flattened.
 
         Returns:
-            [B, output_dim].
+            [B, out_features].
 
         Raises:
             ModelError: a sample has another number of features.
         """
-        if inputs.dim() < 2 or inputs.shape[1:].numel() != self.config.input_dim:
+        if inputs.dim() < 2 or inputs.shape[1:].numel() != self.config.in_features:
             raise ModelError(
                 f"inputs have shape {list(inputs.shape)}",
                 where="MLP.forward",
-                rule=f"[batch, ...] with {self.config.input_dim} features a sample",
-                remedy="correct the data, or input_dim",
+                rule=f"[batch, ...] with {self.config.in_features} features a sample",
+                remedy="correct the data, or in_features",
             )
         hidden = inputs.flatten(1)
         for block in self.blocks:

@@ -28,7 +28,7 @@ class ResNetConfig:
         block: `basic`: two 3 x 3 convolutions; `bottleneck`: 1 x 1, 3 x 3 (which carries the
             stride), 1 x 1 to four times the width.
         widths: channels of each stage; every stage after the first halves height and width.
-        depths: blocks of each stage.
+        blocks_per_stage: blocks of each stage; one number is for all of them.
         activation: after each norm.
         dropout: probability, before the last layer.
     """
@@ -37,8 +37,8 @@ class ResNetConfig:
     num_classes: int
     stem: Literal["small", "large"] = "small"
     block: Literal["basic", "bottleneck"] = "basic"
-    widths: tuple[int, ...] = (16, 32, 64)
-    depths: tuple[int, ...] = (1, 1, 1)
+    widths: tuple[int, ...] = (32, 64, 128)
+    blocks_per_stage: int | tuple[int, ...] = 2
     activation: ActivationName = "relu"
     dropout: float = 0.0
 
@@ -53,11 +53,18 @@ class ResNetConfig:
             raise ModelError(
                 f"no residual network has in_channels={self.in_channels}, "
                 f"num_classes={self.num_classes}, widths={list(self.widths)}, "
-                f"depths={list(self.depths)}, dropout={self.dropout}",
+                f"blocks_per_stage={list(self.depths)}, dropout={self.dropout}",
                 where="ResNetConfig",
-                rule="one width and one depth for each stage, all positive; dropout in [0, 1)",
+                rule="as many widths as numbers of blocks, all positive; dropout in [0, 1)",
                 remedy="change the named sizes",
             )
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Blocks of each stage."""
+        if isinstance(self.blocks_per_stage, int):
+            return (self.blocks_per_stage,) * len(self.widths)
+        return self.blocks_per_stage
 
     @classmethod
     def resnet50(cls, *, in_channels: int = 3, num_classes: int = 1000) -> ResNetConfig:
@@ -68,7 +75,7 @@ class ResNetConfig:
             stem="large",
             block="bottleneck",
             widths=(64, 128, 256, 512),
-            depths=(3, 4, 6, 3),
+            blocks_per_stage=(3, 4, 6, 3),
         )
 
 
