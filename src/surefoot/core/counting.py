@@ -1,8 +1,8 @@
 """Arithmetic of a run: batches, epochs and horizons in updates. Pure; measures nothing.
 
-An update takes micro-batch x window length x data-parallel degree samples. The degree is the number of
-data-parallel ranks, not of devices: ranks that split one model (tensor, pipeline, context) share the
-batch. Windows never cross the border of an epoch, so the last update of an epoch may be short.
+An update takes micro-batch x window length x data-parallel degree samples. The degree is the number
+of data-parallel ranks, not of devices: ranks that split one model (tensor, pipeline, context) share
+the batch. Windows never cross the border of an epoch, so the last update of an epoch may be short.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def global_batch(micro_batch: int, window_length: int, data_parallel_degree: int
     return micro_batch * window_length * data_parallel_degree
 
 
-def updates_per_epoch(num_samples: int, samples_per_update: int, *, drop_short: bool = False) -> int:
+def updates_per_epoch(
+    num_samples: int, samples_per_update: int, *, drop_short: bool = False
+) -> int:
     """Updates of one epoch; the last one may be short, or is dropped.
 
     >>> updates_per_epoch(100, 32), updates_per_epoch(100, 32, drop_short=True)
@@ -116,16 +118,14 @@ def updates_in(count: Count, pace: Pace) -> int | Undecided:
             raise _unknown(count.kind, f"{count.kind} do not measure how long a run is")
 
 
-def warmup_updates(
-    warmup: Count | float, pace: Pace, horizon: int | Undecided = UNDECIDED
-) -> int:
+def warmup_updates(warmup: Count | float, pace: Pace, horizon: int | Undecided = UNDECIDED) -> int:
     """Updates of a warm-up, or of any other span given as a count or as a share of the horizon.
 
-    A plain float is the share; it is rounded to whole updates, and is at least one where it is not 0.
+    A plain float is the share; it is rounded to whole updates, at least one where it is not 0.
 
     >>> pace = Pace(samples_per_update=32, tokens_per_sample=512)
-    >>> warmup_updates(0.02, pace, 1000), warmup_updates(Tokens(375_000_000), pace), warmup_updates(Steps(9), pace)
-    (20, 22889, 9)
+    >>> [warmup_updates(warmup, pace, 1000) for warmup in (0.02, Tokens(375_000_000), Steps(9))]
+    [20, 22889, 9]
 
     Raises:
         RequestError: a share of a horizon that is not known in updates, or a span in time.

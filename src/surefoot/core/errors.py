@@ -91,7 +91,9 @@ class ConfigError(RequestError):
         self.violations = tuple(violations)
         count = len(self.violations)
         lines = "\n".join(f"  - {violation}" for violation in self.violations)
-        super().__init__(f"{count} problem{'s' if count != 1 else ''} in the configuration:\n{lines}")
+        super().__init__(
+            f"{count} problem{'s' if count != 1 else ''} in the configuration:\n{lines}"
+        )
 
 
 class DataError(SurefootError):

@@ -1,10 +1,10 @@
 """Learning-rate schedules: pure functions from updates completed to a multiplier of the peak rate.
 
 A schedule holds no counter and knows no optimizer, no ranks and no units but updates. Symbols, in
-every docstring: n updates completed (0 before the first update, which uses `schedule(0)`), W length of
-the warm-up, T the horizon in updates, f the floor as a share of the peak. Warm-up is (n + 1) / W for
-n < W, so that the first update is never wasted on a rate of zero; a decay reaches its floor at n = T, so
-that the last update (n = T - 1) is not wasted either, and stays there for ever.
+every docstring: n updates completed (0 before the first update, which uses `schedule(0)`), W length
+of the warm-up, T the horizon in updates, f the floor as a share of the peak. Warm-up is (n + 1) / W
+for n < W, so that the first update is never wasted on a rate of zero; a decay reaches its floor at
+n = T, so that the last update (n = T - 1) is not wasted either, and stays there for ever.
 
 `torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)` accepts any of them as it is.
 """
@@ -97,11 +97,11 @@ class WarmupCosine(Schedule):
     n >= T: f
 
     First value 1/W (1 where W = 0), 1 at n = W - 1 and n = W, last value f, reached at n = T.
-    Source: SGDR, arXiv:1608.03983, eq. 5, one cycle; floor 0.1 as in GPT-3, arXiv:2005.14165, app. B.
-    Step for step torch's SequentialLR of LinearLR(start_factor=1/W, total_iters=W - 1) and
-    CosineAnnealingLR(T_max=T - W, eta_min=f peak) with milestone W, up to T; beyond T torch's rises.
-    For W <= n <= T and f = 0 it is transformers' get_cosine_schedule_with_warmup, whose warm-up n / W
-    starts at zero instead, and which has no floor.
+    Source: SGDR, arXiv:1608.03983, eq. 5, one cycle; floor 0.1 as in GPT-3, arXiv:2005.14165,
+    appendix B. Step for step torch's SequentialLR of LinearLR(start_factor=1/W, total_iters=W - 1)
+    and CosineAnnealingLR(T_max=T - W, eta_min=f peak) with milestone W, up to T; beyond T torch's
+    rises. For W <= n <= T and f = 0 it is transformers' get_cosine_schedule_with_warmup, whose
+    warm-up n / W starts at zero instead, and which has no floor.
 
     >>> s = WarmupCosine(warmup=10, total=110, floor=0.1)
     >>> [round(s(n), 4) for n in (0, 9, 10, 60, 110, 10**6)]
@@ -166,8 +166,8 @@ class InverseSqrt(Schedule):
     n >= W: sqrt(W / n)
 
     First value 1/W, 1 at n = W; there is no last value, it falls for ever.
-    Source: Attention Is All You Need, arXiv:1706.03762, eq. 3, scaled so that the peak is 1 at W; it is
-    transformers' get_inverse_sqrt_schedule for n >= W (with its timescale at the default, W).
+    Source: Attention Is All You Need, arXiv:1706.03762, eq. 3, scaled so that the peak is 1 at W;
+    it is transformers' get_inverse_sqrt_schedule for n >= W (its timescale at the default, W).
 
     >>> s = InverseSqrt(warmup=4)
     >>> [s(n) for n in (0, 3, 4, 16, 64)]
@@ -251,15 +251,16 @@ class MultiStep(Schedule):
 class OneCycle(Schedule):
     """Up to the peak, down past the start, while momentum goes the other way.
 
-    With a(u, v, p) the anneal from u to v, `cos`: v + (u - v) (1 + cos(pi p)) / 2, `linear`: u + (v - u) p:
+    With a(u, v, p) the anneal from u to v, which is v + (u - v) (1 + cos(pi p)) / 2 for `cos` and
+    u + (v - u) p for `linear`:
 
     n <= R - 1: a(1/d, 1, n / (R - 1))
     n > R - 1: a(1, 1/(d D), (n - R + 1) / (T - R)), and 1/(d D) from n = T - 1 on
 
-    where R is `rise`, d `initial_divisor` and D `final_divisor`. Momentum is a(high, low, .) and then
-    a(low, high, .) over the same spans. R may be fractional, as torch's pct_start * total_steps is.
-    First value 1/d, 1 at n = R - 1, last value 1/(d D). Equal to torch's OneCycleLR (two phases), which
-    raises beyond T where this stays. Source: super-convergence, arXiv:1708.07120.
+    where R is `rise`, d `initial_divisor` and D `final_divisor`. Momentum is a(high, low, .) and
+    then a(low, high, .) over the same spans. R may be fractional, as in torch.
+    First value 1/d, 1 at n = R - 1, last value 1/(d D). Equal to torch's OneCycleLR (two
+    phases), which raises beyond T where this stays. Source: super-convergence, arXiv:1708.07120.
 
     >>> s = OneCycle(total=100, rise=30)
     >>> [round(s(n), 6) for n in (0, 29, 64, 99, 10**6)]
@@ -327,9 +328,10 @@ class WarmupStableDecay(Schedule):
 
     n < W: (n + 1) / W
     W <= n < S, or S undecided: 1
-    S <= n < S + C: f + (1 - f) g(p); g is 1 - p (`linear`), (1 + cos(pi p)) / 2 (`cosine`) or 1 - sqrt(p) (`sqrt`)
+    S <= n < S + C: f + (1 - f) g(p)
     n >= S + C: f
 
+    where g(p) is 1 - p (`linear`), (1 + cos(pi p)) / 2 (`cosine`) or 1 - sqrt(p) (`sqrt`).
     First value 1/W (1 where W = 0), last value f, reached at n = S + C.
     Sources: MiniCPM, arXiv:2404.06395; the shapes, arXiv:2405.18392.
 

@@ -18,9 +18,9 @@ from surefoot.core.errors import MixedUnitsError, RequestError
 class Count:
     """A number of something, zero or more. Use one of the kinds below, never this base.
 
-    Two counts of one kind add, subtract, compare and divide (a ratio, a plain number); a count times
-    a plain number is a count. Two kinds never do: `MixedUnitsError`, which is a `TypeError`. Only
-    `==` between kinds is allowed, and is False, so that counts work as dictionary keys.
+    Two counts of one kind add, subtract, compare and divide (a ratio, a plain number); a count
+    times a plain number is a count. Two kinds never do: `MixedUnitsError`, which is a `TypeError`.
+    Only `==` between kinds is allowed, and is False, so that counts work as dictionary keys.
     """
 
     value: float
@@ -197,10 +197,10 @@ _COUNT = re.compile(
 def parse_count(text: str) -> Count:
     """Read a count and its unit.
 
-    Units: `steps` (or `updates`), `tokens`, `samples`, `epochs`, `s`, `min`, `h`, `d`, `B`, `kB` ... `TB`
-    (powers of 1000), `KiB` ... `TiB` (powers of 1024), `FLOPs`. Steps, tokens, samples and FLOPs
-    may carry `k`, `M`, `B` (10^9) or `T`. Underscores may group digits; commas may not, since
-    they mean the decimal point to some readers.
+    Units: `steps` (or `updates`), `tokens`, `samples`, `epochs`, `s`, `min`, `h`, `d`, `B`, `kB` to
+    `TB` (powers of 1000), `KiB` to `TiB` (powers of 1024), `FLOPs`. Steps, tokens, samples and
+    FLOPs may carry `k`, `M`, `B` (10^9) or `T`. Underscores may group digits; commas may not,
+    since they mean the decimal point to some readers.
 
     >>> parse_count("375M tokens"), parse_count("10_000 steps"), parse_count("1.5h")
     (Tokens(value=375000000), Steps(value=10000), Seconds(value=5400))

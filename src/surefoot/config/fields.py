@@ -1,0 +1,236 @@
+"""The base of all sections, and the kinds of value that a recipe may hold.
+
+Never repairs a value: what does not fit is refused with the rule and, where there is one, a remedy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from surefoot.core.errors import RequestError
+from surefoot.core.units import (
+    Bytes,
+    Count,
+    Epochs,
+    Flops,
+    Samples,
+    Seconds,
+    Steps,
+    Tokens,
+    parse_count,
+)
+
+
+class Section(BaseModel):
+    """Frozen, typed, and strict: an unknown key or a value of another type is an error."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        arbitrary_types_allowed=True,
+        protected_namespaces=(),
+    )
+
+
+def refuse(rule: str, remedy: str = "") -> PydanticCustomError:
+    """The error that a validator raises."""
+    return PydanticCustomError("rule", "{rule}", {"rule": rule, "remedy": remedy})
+
+
+_LENGTHS: tuple[type[Count], ...] = (Steps, Tokens, Samples, Epochs, Seconds, Flops)
+_UPDATES: tuple[type[Count], ...] = (Steps, Tokens, Samples, Epochs)
+
+
+def _read_count(value: object, kinds: tuple[type[Count], ...], choices: str) -> Count:
+    if isinstance(value, str):
+        try:
+            value = parse_count(value)
+        except RequestError as error:
+            raise refuse(f"{error.what}{choices}", error.remedy) from None
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        raise refuse(
+            f"{value!r} has no unit",
+            f"write '{value} {kinds[0].symbol}', or another unit"
+            if len(kinds) > 1
+            else f"write '{value} {kinds[0].symbol}'",
+        )
+    if not isinstance(value, kinds):
+        what = f"{value.kind}" if isinstance(value, Count) else repr(value)
+        names = ", ".join(kind.kind for kind in kinds)
+        raise refuse(f"must be a count in {names}{choices}, not {what}")
+    if not value:
+        raise refuse(f"must be more than 0 {value.kind}")
+    return value
+
+
+def _count_of(
+    kinds: tuple[type[Count], ...], *choices: str, bare_steps: bool = False, share: bool = False
+) -> Callable[[object], object]:
+    others = "".join(f", or {choice!r}" for choice in choices)
+    if share:
+        others = ", or a share of the horizon such as 0.02" + others
+
+    def read(value: object) -> object:
+        if isinstance(value, str) and value in choices:
+            return value
+        if share and isinstance(value, float):
+            if not 0 <= value < 1:
+                raise refuse(
+                    f"a share of the horizon lies in [0, 1), not {value!r}",
+                    "give whole updates without a decimal point, such as 100",
+                )
+            return value
+        if bare_steps and isinstance(value, int) and not isinstance(value, bool):
+            value = Steps(value) if value >= 0 else value
+        if share and isinstance(value, Count) and not value:
+            return value
+        return _read_count(value, kinds, others)
+
+    return read
+
+
+def _written(value: object) -> object:
+    return str(value) if isinstance(value, Count) else value
+
+
+_TEXT = {"type": "string"}
+_TEXT_OR_NUMBER = {"type": ["string", "number"]}
+
+
+def _annotated(read: Callable[[object], object], schema: dict[str, Any]) -> tuple[Any, ...]:
+    return (BeforeValidator(read), PlainSerializer(_written), WithJsonSchema(schema))
+
+
+Horizon = Annotated[Count, *_annotated(_count_of(_LENGTHS), _TEXT)]
+"""How long a run is: steps, tokens, samples, epochs, time or FLOPs."""
+
+Duration = Annotated[Seconds, *_annotated(_count_of((Seconds,)), _TEXT)]
+"""A time."""
+
+ByteCount = Annotated[Bytes, *_annotated(_count_of((Bytes,)), _TEXT)]
+"""An amount of memory."""
+
+EveryEpoch = Annotated[
+    Count | str, *_annotated(_count_of(_LENGTHS[:5], "epoch", "end", "never"), _TEXT)
+]
+"""When to evaluate: every so often, after each epoch, at the end, or never."""
+
+EveryOrEnd = Annotated[Count | str, *_annotated(_count_of(_LENGTHS[:5], "epoch", "end"), _TEXT)]
+"""When to save: every so often, after each epoch, or at the end."""
+
+EverySteps = Annotated[Steps | str, *_annotated(_count_of((Steps,), "never"), _TEXT)]
+"""Every so many updates, or never."""
+
+Span = Annotated[
+    Count | float, *_annotated(_count_of(_UPDATES, bare_steps=True, share=True), _TEXT_OR_NUMBER)
+]
+"""A part of a run: a count (a bare whole number is updates) or a share of the horizon below 1."""
+
+SpanOrUndecided = Annotated[
+    Count | float | str,
+    *_annotated(_count_of(_UPDATES, "undecided", bare_steps=True, share=True), _TEXT_OR_NUMBER),
+]
+"""A part of a run, or `undecided`."""
+
+CooldownStart = Annotated[
+    Count | float | str,
+    *_annotated(
+        _count_of(_UPDATES, "before-end", "on-resume", bare_steps=True, share=True),
+        _TEXT_OR_NUMBER,
+    ),
+]
+"""Where a cooldown starts: its length before the end, where the run is resumed, or a count."""
+
+Period = Annotated[Count, *_annotated(_count_of(_UPDATES, bare_steps=True), _TEXT_OR_NUMBER)]
+"""A count of updates, tokens, samples or epochs; a bare whole number is updates."""
+
+Total = Annotated[
+    Count | str, *_annotated(_count_of(_UPDATES, "horizon", bare_steps=True), _TEXT_OR_NUMBER)
+]
+"""Where a decay ends: a count, or `horizon`, the end of the run."""
+
+
+def _number_or(choice: str, *, above: float = 0.0) -> Callable[[object], object]:
+    def read(value: object) -> object:
+        if value == choice and isinstance(value, str):
+            return value
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not above < float(value) < float("inf"):  # type: ignore[arg-type]
+            raise refuse(f"must be a number above {above:g}, or {choice!r}, not {value!r}")
+        return float(value)  # type: ignore[arg-type]
+
+    return read
+
+
+def _whole_or(choice: str) -> Callable[[object], object]:
+    def read(value: object) -> object:
+        if value == choice and isinstance(value, str):
+            return value
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise refuse(f"must be a whole number of at least 1, or {choice!r}, not {value!r}")
+        return value
+
+    return read
+
+
+ClipNorm = Annotated[
+    float | str, BeforeValidator(_number_or("off")), WithJsonSchema(_TEXT_OR_NUMBER)
+]
+LossScale = Annotated[
+    float | str, BeforeValidator(_number_or("dynamic")), WithJsonSchema(_TEXT_OR_NUMBER)
+]
+FromData = Annotated[
+    int | str, BeforeValidator(_whole_or("from-data")), WithJsonSchema(_TEXT_OR_NUMBER)
+]
+AsInTraining = Annotated[
+    int | str, BeforeValidator(_whole_or("as-in-training")), WithJsonSchema(_TEXT_OR_NUMBER)
+]
+
+Whole = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegativeNumber = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+Factor = Annotated[float, Field(gt=0, lt=1)]
+
+_TARGET = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
+
+
+def _check_target(value: object) -> object:
+    if not isinstance(value, str) or not _TARGET.fullmatch(value):
+        raise refuse(
+            f"must name a class or function as 'package.module:Name', not {value!r}",
+            "write the module, a colon, and the name inside it",
+        )
+    return value
+
+
+Target = Annotated[str, BeforeValidator(_check_target)]
+"""The user's own code, as data: `package.module:Name`. Only its spelling is checked here."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
+
+
+def _check_name(value: object) -> object:
+    # The name becomes part of a folder's name: a separator in it would write somewhere else.
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise refuse(
+            f"must be letters, digits, '.', '_', '-', the first a letter or digit, not {value!r}"
+        )
+    return value
+
+
+Name = Annotated[str, BeforeValidator(_check_name)]
+Text = Annotated[str, Field(min_length=1)]
+Names = Annotated[tuple[Text, ...], Field(strict=False)]
+"""Shell patterns (`*`, `?`, `[...]`) that are matched against whole parameter names."""
+Arguments = dict[str, Any]
+"""Keyword arguments of the user's own code: plain data."""

@@ -1,0 +1,219 @@
+"""Turns what the schema refuses into violations that name the key, the rule and a remedy.
+
+Decides nothing: what is valid is said by the sections and by `rules.py`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from surefoot.core.errors import Violation
+
+_FOREIGN_NAMES = {
+    "accumulate_grad_batches": "train.accumulation",
+    "amp": "precision.dtype",
+    "batch_size": "train.micro_batch",
+    "block_size": "data.sequence_length",
+    "context_length": "data.sequence_length",
+    "d_ff": "model.feedforward_dim",
+    "d_model": "model.embedding_dim",
+    "epochs": "train.horizon",
+    "fp16": "precision.dtype",
+    "bf16": "precision.dtype",
+    "grad_accum": "train.accumulation",
+    "grad_clip": "train.clip_norm",
+    "gradient_accumulation_steps": "train.accumulation",
+    "gradient_clip_val": "train.clip_norm",
+    "hidden_size": "model.embedding_dim",
+    "label_smoothing_factor": "task.label_smoothing",
+    "learning_rate": "optimizer.lr",
+    "lr_scheduler_type": "schedule.kind",
+    "max_epochs": "train.horizon",
+    "max_grad_norm": "train.clip_norm",
+    "max_iters": "train.horizon",
+    "max_steps": "train.horizon",
+    "mixed_precision": "precision.dtype",
+    "n_embd": "model.embedding_dim",
+    "n_head": "model.num_heads",
+    "n_layer": "model.num_layers",
+    "num_epochs": "train.horizon",
+    "num_train_epochs": "train.horizon",
+    "num_workers": "loader.workers",
+    "per_device_train_batch_size": "train.micro_batch",
+    "prefetch_factor": "loader.prefetch",
+    "save_steps": "checkpoint.every",
+    "save_total_limit": "checkpoint.keep",
+    "scheduler": "schedule",
+    "eval_steps": "evaluate.every",
+    "vocab_size": "data.vocabulary_size",
+    "warmup_ratio": "schedule.warmup",
+    "warmup_steps": "schedule.warmup",
+    "wd": "optimizer.weight_decay",
+}
+"""What other trainers call a key of ours."""
+
+
+def violations_of(
+    error: ValidationError, given: Mapping[str, Any], model: type[BaseModel]
+) -> Iterator[Violation]:
+    """Violations, without their origins, of one failed validation of `given`."""
+    seen: set[tuple[str, str]] = set()
+    for detail in error.errors(include_url=False):
+        keys = _keys(detail["loc"], given)
+        path = ".".join(keys)
+        rule, remedy = _explained(dict(detail), keys, given, model)
+        if (path, rule) not in seen:
+            seen.add((path, rule))
+            yield Violation(path, "", rule, remedy)
+
+
+def _keys(location: Iterable[str | int], given: Mapping[str, Any]) -> list[str]:
+    """The location as keys of the recipe: without the tags of unions, which are no keys."""
+    keys: list[str] = []
+    node: Any = given
+    for part in location:
+        if isinstance(node, Mapping) and part not in node and part == node.get("kind"):
+            continue
+        if isinstance(node, Mapping):
+            keys.append(str(part))
+            node = node.get(part)
+        elif isinstance(node, (list, tuple)) and isinstance(part, int) and part < len(node):
+            keys.append(str(part))
+            node = node[part]
+        # Else: the name of a member of a union of plain types.
+    return keys
+
+
+def _explained(
+    detail: dict[str, Any], keys: list[str], given: Mapping[str, Any], model: type[BaseModel]
+) -> tuple[str, str]:
+    kind, context = detail["type"], detail.get("ctx", {})
+    match kind:
+        case "rule":
+            return context["rule"], context["remedy"]
+        case "extra_forbidden":
+            return _unknown_key(keys, given, model)
+        case "missing":
+            return "missing: this key has no default", f"add {'.'.join(keys)}"
+        case "union_tag_not_found":
+            choices = context["discriminator"].strip("'")
+            tags = sorted(_kinds(model, keys[0])) if keys else []
+            return f"missing '{choices}'", f"add {'.'.join(keys)}.{choices}, one of " + ", ".join(
+                tags
+            )
+        case "union_tag_invalid":
+            tags = sorted(_kinds(model, keys[0]))
+            near = _near(str(context["tag"]), tags)
+            keys.append("kind")
+            return f"unknown kind {context['tag']!r}; one of " + ", ".join(tags), near
+        case "literal_error":
+            got = detail["input"]
+            rule = f"must be {context['expected']}, not {got!r}"
+            if isinstance(got, bool):
+                return rule, "write the word"
+            return rule, _near(str(got), context["expected"].replace("'", "").split(", "))
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return f"must be a section of keys, not {detail['input']!r}", ""
+    message = detail["msg"].replace("Input should", "must", 1)
+    return f"{message}, not {detail['input']!r}", ""
+
+
+def _unknown_key(
+    keys: list[str], given: Mapping[str, Any], model: type[BaseModel]
+) -> tuple[str, str]:
+    here = ".".join(keys[:-1])
+    siblings = _fields_at(model, keys[:-1], given)
+    rule = "unknown key"
+    if here and isinstance(kind := _at(given, keys[:-1]).get("kind"), str):
+        rule = f"unknown key for {here} of kind {kind!r}"
+    word = keys[-1]
+    near = difflib.get_close_matches(word, siblings, n=1, cutoff=0.7)
+    if near:
+        return rule, f"did you mean {'.'.join([*keys[:-1], near[0]])}?"
+    if word in _FOREIGN_NAMES:
+        return rule, f"did you mean {_FOREIGN_NAMES[word]}?"
+    everywhere = _all_paths(model, given)
+    exact = [path for path in everywhere if path.rpartition(".")[2] == word]
+    if exact:
+        return rule, "did you mean " + " or ".join(exact) + "?"
+    close = difflib.get_close_matches(".".join(keys), everywhere, n=1, cutoff=0.75)
+    if close:
+        return rule, f"did you mean {close[0]}?"
+    return rule, "known here: " + ", ".join(siblings) if siblings else ""
+
+
+def _near(word: str, choices: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else ""
+
+
+def _at(given: Mapping[str, Any], keys: list[str]) -> Mapping[str, Any]:
+    node: Any = given
+    for key in keys:
+        node = node[int(key)] if isinstance(node, (list, tuple)) else node[key]
+    return node if isinstance(node, Mapping) else {}
+
+
+def _members(field: FieldInfo) -> list[type[BaseModel]]:
+    """The sections that a field can hold."""
+    found: list[type[BaseModel]] = []
+    pending: list[Any] = [field.annotation]
+    while pending:
+        candidate = pending.pop(0)
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            found.append(candidate)
+        else:
+            pending += [arg for arg in get_args(candidate) if not isinstance(arg, (str, FieldInfo))]
+    return found
+
+
+def _tag(section: type[BaseModel]) -> str:
+    field = section.model_fields.get("kind")
+    return str(get_args(field.annotation)[0]) if field else ""
+
+
+def _kinds(model: type[BaseModel], key: str) -> list[str]:
+    return [_tag(member) for member in _members(model.model_fields[key])]
+
+
+def kinds_of(model: type[BaseModel], key: str) -> tuple[str, ...]:
+    """The kinds that the section `key` comes in; empty where there is one form only."""
+    return tuple(kind for kind in _kinds(model, key) if kind)
+
+
+def _chosen(field: FieldInfo, node: object) -> type[BaseModel] | None:
+    members = _members(field)
+    if len(members) == 1:
+        return members[0]
+    kind = node.get("kind") if isinstance(node, Mapping) else None
+    return next((member for member in members if _tag(member) == kind), None)
+
+
+def _fields_at(model: type[BaseModel], keys: list[str], given: Mapping[str, Any]) -> list[str]:
+    node: Any = given
+    current: type[BaseModel] | None = model
+    for key in keys:
+        if isinstance(node, (list, tuple)):
+            node = node[int(key)]
+            continue
+        if current is None or key not in current.model_fields:
+            return []
+        node = node[key]
+        current = _chosen(current.model_fields[key], node)
+    return list(current.model_fields) if current else []
+
+
+def _all_paths(model: type[BaseModel], given: Mapping[str, Any]) -> list[str]:
+    """Dotted paths of all keys that may stand in this recipe, by the kinds that it chose."""
+    paths = list(model.model_fields)
+    for name, field in model.model_fields.items():
+        section = _chosen(field, given.get(name, {}))
+        if section is None and field.default is not None and isinstance(field.default, BaseModel):
+            section = type(field.default)
+        paths += [f"{name}.{key}" for key in (section.model_fields if section else ())]
+    return paths

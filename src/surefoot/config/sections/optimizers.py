@@ -1,0 +1,74 @@
+"""Which optimizer, with which numbers for which parameters. Knows no parameters and no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from surefoot.config.fields import (
+    BelowOne,
+    NotNegativeNumber,
+    Positive,
+    Section,
+    Text,
+)
+
+Betas = Annotated[tuple[BelowOne, BelowOne], Field(strict=False)]
+Fused = Literal["auto", "on", "off"]
+
+
+class GroupSection(Section):
+    """Other numbers for the parameters whose names match a pattern; the first match decides."""
+
+    pattern: Text
+    """Shell pattern (`*`, `?`, `[...]`) for the whole parameter name."""
+    lr_multiplier: NotNegativeNumber = 1.0
+    weight_decay: NotNegativeNumber | Literal["as-optimizer"] = "as-optimizer"
+
+
+class OptimizerBase(Section):
+    """What all optimizers share. Abstract: name one of the kinds."""
+
+    decay_rule: Literal["dimension", "name"] = "dimension"
+    """Which rule decides on weight decay: two dims or more, or the name and type of the module."""
+    decay_embeddings: bool = True
+    groups: Annotated[tuple[GroupSection, ...], Field(strict=False)] = ()
+    fused: Fused = "auto"
+
+
+class AdamWSection(OptimizerBase):
+    """AdamW, arXiv:1711.05101, as torch has it: the decay is multiplied by the current rate.
+
+    Peak rate: 3e-4 for the smallest and 1.5e-4 for the largest LLaMA 2, arXiv:2307.09288, section
+    2.2, which also uses betas (0.9, 0.95) and weight decay 0.1. Smaller models stand higher rates.
+    """
+
+    kind: Literal["adamw"] = "adamw"
+    lr: Positive = 3e-4
+    betas: Betas = (0.9, 0.95)
+    eps: Positive = 1e-8
+    weight_decay: NotNegativeNumber = 0.1
+
+
+class AdamSection(OptimizerBase):
+    """Adam, arXiv:1412.6980. Its weight decay is an L2 term in the gradient."""
+
+    kind: Literal["adam"]
+    lr: Positive = 1e-3
+    betas: Betas = (0.9, 0.999)
+    eps: Positive = 1e-8
+    weight_decay: NotNegativeNumber = 0.0
+
+
+class SGDSection(OptimizerBase):
+    """Stochastic gradient descent, with momentum or Nesterov's."""
+
+    kind: Literal["sgd"]
+    lr: Positive
+    momentum: BelowOne = 0.9
+    nesterov: bool = False
+    weight_decay: NotNegativeNumber = 0.0
+
+
+OptimizerSection = Annotated[AdamWSection | AdamSection | SGDSection, Field(discriminator="kind")]

@@ -1,0 +1,68 @@
+"""The two wholes: `Settings`, how to train, and `Recipe`, that and what to train on what.
+
+Validating one here checks each section by itself; the rules across sections are in `rules.py` and
+are run by `load_recipe` and `resolve_settings`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from surefoot.config.fields import Name, Section
+from surefoot.config.sections.data import DataSection
+from surefoot.config.sections.models import ModelSection
+from surefoot.config.sections.optimizers import AdamWSection, OptimizerSection
+from surefoot.config.sections.run import (
+    CheckpointSection,
+    EarlyStoppingOffSection,
+    EarlyStoppingSection,
+    EmaOffSection,
+    EmaSection,
+    EvaluateSection,
+    GuardSection,
+    LoaderSection,
+    LogSection,
+    PrecisionSection,
+    TrainSection,
+)
+from surefoot.config.sections.schedules import ScheduleSection, WarmupCosineSection
+from surefoot.config.sections.tasks import TaskSection
+
+
+class RunSections(Section):
+    """The sections that `Settings` and `Recipe` share. Abstract: use one of the two."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    deterministic: bool = False
+    train: TrainSection
+    optimizer: OptimizerSection = AdamWSection()
+    schedule: ScheduleSection = WarmupCosineSection()
+    precision: PrecisionSection = PrecisionSection()
+    loader: LoaderSection = LoaderSection()
+    evaluate: EvaluateSection = EvaluateSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    guard: GuardSection = GuardSection()
+    ema: EmaSection = EmaOffSection()
+    early_stopping: EarlyStoppingSection = EarlyStoppingOffSection()
+    log: LogSection = LogSection()
+
+
+class Settings(RunSections):
+    """How to train, for a model, data and task that are already there."""
+
+
+class Recipe(RunSections):
+    """A complete run."""
+
+    name: Name
+    model: ModelSection
+    data: DataSection
+    task: TaskSection
+
+    @property
+    def settings(self) -> Settings:
+        """The part that says how to train."""
+        return Settings(**{name: getattr(self, name) for name in Settings.model_fields})

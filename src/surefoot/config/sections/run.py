@@ -1,0 +1,128 @@
+"""How a run goes: length, batches, precision, evaluation, checkpoints, guard, log."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from surefoot.config.fields import (
+    AsInTraining,
+    ClipNorm,
+    Duration,
+    EveryEpoch,
+    EveryOrEnd,
+    EverySteps,
+    Horizon,
+    LossScale,
+    NotNegative,
+    NotNegativeNumber,
+    Section,
+    Text,
+    Whole,
+)
+from surefoot.core.units import Seconds, Steps
+
+
+class TrainSection(Section):
+    """The length of the run and the shape of an update."""
+
+    horizon: Horizon
+    micro_batch: Whole
+    """Samples of one forward and backward on one rank."""
+    accumulation: Whole = 1
+    """Window length: micro-batches of one update on one rank."""
+    clip_norm: ClipNorm = 1.0
+    compile: Literal["off", "blocks", "whole"] = "off"
+    short_batch: Literal["keep", "drop"] = "keep"
+    """What happens to the last, short update of an epoch."""
+
+
+class PrecisionSection(Section):
+    """Number formats of the forward and backward."""
+
+    dtype: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
+    loss_scale: LossScale = "dynamic"
+    """For fp16 alone: `dynamic`, or a number that stays."""
+
+
+class LoaderSection(Section):
+    """How batches are fetched; changes nothing about which."""
+
+    workers: NotNegative = 0
+    pin_memory: Literal["auto", "on", "off"] = "auto"
+    prefetch: Whole = 2
+    """Batches that each worker keeps ready."""
+    deadline: Duration = Seconds(120)
+    """How long a batch may take before its worker is reported as stuck."""
+
+
+class EvaluateSection(Section):
+    """When and on which weights to evaluate. A run that evaluates at all does so at its end too."""
+
+    every: EveryEpoch = "epoch"
+    micro_batch: AsInTraining = "as-in-training"
+    weights: Literal["raw", "ema"] = "raw"
+
+
+class CheckpointSection(Section):
+    """When to save. A run always saves at its end."""
+
+    every: EveryOrEnd = Steps(1000)
+    keep: Whole = 3
+    """How many of the latest checkpoints stay."""
+
+
+class GuardSection(Section):
+    """What happens when a loss or gradient is NaN or infinite."""
+
+    non_finite: Literal["stop", "skip"] = "stop"
+    skip_budget: Whole = 10
+    """Updates that `skip` may skip before the run stops."""
+
+
+class EmaOffSection(Section):
+    """No moving average."""
+
+    kind: Literal["off"] = "off"
+
+
+class EmaOnSection(Section):
+    """An exponential moving average of the weights."""
+
+    kind: Literal["on"]
+    decay: Annotated[float, Field(gt=0, lt=1)] = 0.999
+
+
+EmaSection = Annotated[EmaOffSection | EmaOnSection, Field(discriminator="kind")]
+
+
+class EarlyStoppingOffSection(Section):
+    """The run goes on to its horizon."""
+
+    kind: Literal["off"] = "off"
+
+
+class EarlyStoppingOnSection(Section):
+    """The run ends when a metric has stopped improving."""
+
+    kind: Literal["on"]
+    metric: Text = "loss"
+    direction: Literal["min", "max"] = "min"
+    patience: Whole = 3
+    """Evaluations without improvement until the run ends."""
+    min_delta: NotNegativeNumber = 0.0
+    """What counts as an improvement must exceed this."""
+
+
+EarlyStoppingSection = Annotated[
+    EarlyStoppingOffSection | EarlyStoppingOnSection, Field(discriminator="kind")
+]
+
+
+class LogSection(Section):
+    """What is shown and recorded beside the metrics log, which always is."""
+
+    console: Literal["auto", "live", "plain", "off"] = "auto"
+    tensorboard: bool = False
+    weight_norm_every: EverySteps = Steps(50)

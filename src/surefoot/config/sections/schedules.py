@@ -1,0 +1,147 @@
+"""Which learning-rate schedule, in the units that people think in.
+
+Never computes a rate: the formulas are in `surefoot.core.schedules`, and `make_schedule` of
+`surefoot.config.scheduling` turns a section into one of them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from surefoot.config.fields import (
+    BelowOne,
+    CooldownStart,
+    Factor,
+    NotNegative,
+    NotNegativeNumber,
+    Period,
+    Section,
+    Share,
+    Span,
+    SpanOrUndecided,
+    Total,
+    Whole,
+)
+from surefoot.core.units import Steps
+
+NO_WARMUP = Steps(0)
+Direction = Literal["min", "max"]
+CooldownShape = Literal["linear", "cosine", "sqrt"]
+
+
+class ConstantSection(Section):
+    """The peak rate throughout."""
+
+    kind: Literal["constant"]
+    warmup: Span = NO_WARMUP
+
+
+class WarmupCosineSection(Section):
+    """Warm-up, then a cosine to the floor. Floor 0.1: GPT-3, arXiv:2005.14165, appendix B."""
+
+    kind: Literal["warmup_cosine"] = "warmup_cosine"
+    warmup: Span = 0.02
+    total: Total = "horizon"
+    floor: Share = 0.1
+
+
+class WarmupLinearSection(Section):
+    """Warm-up, then a straight line to the floor."""
+
+    kind: Literal["warmup_linear"]
+    warmup: Span = 0.02
+    total: Total = "horizon"
+    floor: Share = 0.0
+
+
+class InverseSqrtSection(Section):
+    """Warm-up, then an inverse square root that never ends."""
+
+    kind: Literal["inverse_sqrt"]
+    warmup: Span
+
+
+class StepDecaySection(Section):
+    """A drop by `factor` after every `period`."""
+
+    kind: Literal["step_decay"]
+    period: Period
+    factor: Factor = 0.1
+    warmup: Span = NO_WARMUP
+
+
+class MultiStepSection(Section):
+    """A drop by `factor` at each milestone."""
+
+    kind: Literal["multi_step"]
+    milestones: Annotated[tuple[Span, ...], Field(strict=False, min_length=1)]
+    factor: Factor = 0.1
+    warmup: Span = NO_WARMUP
+
+
+class OneCycleSection(Section):
+    """Up and down again, with momentum the other way."""
+
+    kind: Literal["one_cycle"]
+    total: Total = "horizon"
+    rise: Span = 0.3
+    anneal: Literal["cos", "linear"] = "cos"
+    initial_divisor: Annotated[float, Field(ge=1)] = 25.0
+    final_divisor: Annotated[float, Field(ge=1)] = 1e4
+    cycle_momentum: bool = True
+    momentum_low: BelowOne = 0.85
+    momentum_high: BelowOne = 0.95
+
+
+class WarmupStableDecaySection(Section):
+    """Warm-up, a stable phase, and a cooldown that may be decided when a run is resumed."""
+
+    kind: Literal["wsd"]
+    warmup: Span = 0.02
+    cooldown: SpanOrUndecided = "undecided"
+    cooldown_start: CooldownStart = "before-end"
+    shape: CooldownShape = "linear"
+    floor: Share = 0.0
+
+
+class ConstantCooldownSection(Section):
+    """The peak rate, and a cooldown that may be decided when a run is resumed."""
+
+    kind: Literal["constant_cooldown"]
+    cooldown: SpanOrUndecided = "undecided"
+    cooldown_start: CooldownStart = "before-end"
+    shape: CooldownShape = "linear"
+    floor: Share = 0.0
+
+
+class PlateauSection(Section):
+    """A drop by `factor` when a metric of the evaluations has stopped improving."""
+
+    kind: Literal["plateau"]
+    metric: Annotated[str, Field(min_length=1)] = "loss"
+    direction: Direction = "min"
+    factor: Factor = 0.1
+    patience: Whole = 10
+    """Evaluations without improvement until the rate drops."""
+    min_delta: NotNegativeNumber = 0.0
+    cooldown: NotNegative = 0
+    """Evaluations after a drop that do not count."""
+    floor: Share = 0.0
+    warmup: Span = NO_WARMUP
+
+
+ScheduleSection = Annotated[
+    ConstantSection
+    | WarmupCosineSection
+    | WarmupLinearSection
+    | InverseSqrtSection
+    | StepDecaySection
+    | MultiStepSection
+    | OneCycleSection
+    | WarmupStableDecaySection
+    | ConstantCooldownSection
+    | PlateauSection,
+    Field(discriminator="kind"),
+]

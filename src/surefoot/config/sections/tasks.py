@@ -1,0 +1,67 @@
+"""What the loss means."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from surefoot.config.fields import Arguments, BelowOne, Positive, Section, Target
+
+
+class GenerationSection(Section):
+    """Next token; counts tokens."""
+
+    kind: Literal["generation"]
+
+
+class ClassificationSection(Section):
+    """One class of several; counts samples."""
+
+    kind: Literal["classification"]
+    label_smoothing: BelowOne = 0.0
+    """Share of the target that is spread evenly over all classes, the right one included."""
+
+
+class RegressionSection(Section):
+    """Numbers; counts samples."""
+
+    kind: Literal["regression"]
+    loss: Literal["mse", "mae", "huber"] = "mse"
+    delta: Positive = 1.0
+    """Error from which the Huber loss is linear."""
+
+
+class MultilabelSection(Section):
+    """Several yes-or-no labels; counts samples."""
+
+    kind: Literal["multilabel"]
+
+
+class FunctionSection(Section):
+    """A plain `loss(model, batch) -> sum` of the user's own, with its weight and metrics."""
+
+    kind: Literal["function"]
+    loss: Target
+    weight: Target | Literal["samples"] = "samples"
+    unit: Literal["samples", "tokens", "elements"] = "samples"
+    metrics: dict[str, Target] = Field(default_factory=dict)
+
+
+class CustomTaskSection(Section):
+    """A task class of the user's own."""
+
+    kind: Literal["custom"]
+    target: Target
+    arguments: Arguments = Field(default_factory=dict)
+
+
+TaskSection = Annotated[
+    GenerationSection
+    | ClassificationSection
+    | RegressionSection
+    | MultilabelSection
+    | FunctionSection
+    | CustomTaskSection,
+    Field(discriminator="kind"),
+]
