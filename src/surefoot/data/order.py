@@ -184,7 +184,6 @@ class Cursor:
 
 START = Cursor()
 _NOTHING: IndexArray = np.empty(0, dtype=np.int64)
-_NOTHING.setflags(write=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -330,6 +329,6 @@ class _Order:
                 if plan.shuffle
                 else positions
             )
-            self._block.setflags(write=False)
             self._start, offset = start, 0
-        return self._block[offset : offset + stop - start]
+        # A copy: whoever reads a batch may do with its indices what they like.
+        return self._block[offset : offset + stop - start].copy()

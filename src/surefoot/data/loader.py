@@ -1,0 +1,205 @@
+"""Brings micro-batches to the device, in the order of the plan.
+
+The plan alone decides which samples come and when: workers, prefetch and device change how fast,
+never what. It draws from no global random stream and never waits for a worker without a deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from surefoot.core.errors import RequestError
+from surefoot.data.batch import MicroBatch, move_to
+from surefoot.data.fetch import Fetcher, WeightFunction
+from surefoot.data.order import START, BatchPlan, Cursor, PlannedBatch
+from surefoot.data.staging import DeviceStage
+from surefoot.data.workers import StartMethod, WorkerPool
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderSettings:
+    """How samples are fetched. None of it changes a bit of what the training sees."""
+
+    workers: int = 0
+    """Processes that read samples; 0 reads them in the process of the training."""
+    pin_memory: Literal["auto", "on", "off"] = "auto"
+    """Copy through page-locked memory; `auto` does so where the device is a CUDA device."""
+    prefetch: int = 2
+    """Micro-batches that each worker prepares ahead."""
+    deadline_seconds: float = 120.0
+    """Longest wait for one micro-batch of a worker."""
+    start_method: StartMethod = "platform"
+    """How workers start; `platform` is fork on Linux and spawn elsewhere."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("workers", 0), ("prefetch", 1)):
+            if getattr(self, name) < least:
+                raise RequestError(
+                    f"loader.{name} is {getattr(self, name)}",
+                    where=f"loader.{name}",
+                    rule=f"{name} >= {least}",
+                )
+        if not 0.0 < self.deadline_seconds < float("inf"):
+            raise RequestError(
+                f"loader.deadline is {self.deadline_seconds} s",
+                where="loader.deadline",
+                rule="a finite time above zero: a stuck worker must be found",
+            )
+
+
+class Loader:
+    """Loads the micro-batches of a plan from a source.
+
+    Args:
+        source: samples by index (see `surefoot.data.sources.base.Source`).
+        plan: which samples make up each micro-batch; its seed keys the randomness of samples.
+        weight: `weight(batch)`: loss-bearing items of a collated batch on the CPU; called once for
+            each batch, in the worker that made it.
+        settings: workers, prefetch and deadline.
+        device: where batches are put.
+
+    Raises:
+        RequestError: the settings do not fit the device.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        plan: BatchPlan,
+        *,
+        weight: WeightFunction,
+        settings: LoaderSettings | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.source = source
+        self.plan = plan
+        self.settings = settings or LoaderSettings()
+        self.device = torch.device(device)
+        if plan.num_samples != len(source):
+            raise RequestError(
+                f"the plan orders {plan.num_samples} samples, {source.name} has {len(source)}",
+                rule="a plan is made for the length of its source",
+            )
+        self._fetch = Fetcher(source, weight, plan.seed)
+        self._stage = DeviceStage.choose(self.device, self.settings.pin_memory)
+        self._pool: WorkerPool | None = None
+        self._in_use = False
+
+    def iterate(self, cursor: Cursor = START) -> Generator[MicroBatch, None, None]:
+        """Micro-batches from `cursor` on, epoch after epoch, without end. Close it when done."""
+        return self._load(self.plan.micro_batches(cursor))
+
+    def iterate_once(self, cursor: Cursor = START) -> Generator[MicroBatch, None, None]:
+        """Micro-batches from `cursor` to the end of its epoch."""
+        return self._load(self.plan.one_epoch(cursor))
+
+    def close(self) -> None:
+        """End the worker processes. The loader can be used again afterwards."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _load(self, plans: Iterator[PlannedBatch]) -> Generator[MicroBatch, None, None]:
+        if self._in_use:
+            raise RequestError(
+                f"the loader of {self.source.name} is already being read",
+                rule="one reader at a time",
+                remedy="close the first iterator, or make a second loader",
+            )
+        self._in_use = True
+        try:
+            if self.settings.workers == 0:
+                batches = self._here(plans)
+            else:
+                batches = self._in_workers(plans)
+            if self._stage is not None:
+                batches = self._stage.run(batches)
+            elif self.device.type != "cpu":
+                batches = self._moved(batches)
+            with closing(batches):
+                yield from batches
+        finally:
+            self._in_use = False
+
+    def _here(self, plans: Iterable[PlannedBatch]) -> Generator[MicroBatch, None, None]:
+        fetch = self._fetch
+        for planned in plans:
+            data, weights = fetch(planned.epoch, _indices_to_read(planned))
+            yield _micro_batch(planned, data, weights)
+
+    def _in_workers(self, plans: Iterator[PlannedBatch]) -> Generator[MicroBatch, None, None]:
+        if self._pool is None:
+            settings = self.settings
+            self._pool = WorkerPool(
+                self._fetch,
+                num_workers=settings.workers,
+                prefetch=settings.prefetch,
+                deadline_seconds=settings.deadline_seconds,
+                start_method=settings.start_method,
+            )
+        pool = self._pool
+        whole = False
+        try:
+            tasks = ((planned, planned.epoch, _indices_to_read(planned)) for planned in plans)
+            for planned, (data, weights) in pool.run(tasks):
+                yield _micro_batch(planned, data, weights)
+            whole = True
+        finally:
+            # Left early (a stop, an error, Ctrl-C) the workers hold work that nobody will fetch.
+            if not whole:
+                self.close()
+
+    def _moved(
+        self, batches: Generator[MicroBatch, None, None]
+    ) -> Generator[MicroBatch, None, None]:
+        with closing(batches):
+            for batch in batches:
+                yield _with_data(batch, move_to(batch.data, self.device))
+
+
+def _indices_to_read(planned: PlannedBatch) -> np.ndarray[Any, np.dtype[np.int64]]:
+    if planned.indices.size:
+        return planned.indices
+    return np.array([planned.filler], dtype=np.int64)
+
+
+def _micro_batch(planned: PlannedBatch, data: Any, weights: dict[str, float]) -> MicroBatch:
+    ids = tuple(planned.indices.tolist())
+    if not ids:
+        # A rank that has run out of data: the filler gives the batch its shape and counts nothing.
+        weights = dict.fromkeys(weights, 0.0)
+    return MicroBatch(
+        data,
+        weights,
+        len(ids),
+        ids,
+        planned.cursor_after,
+        planned.ends_window,
+        planned.ends_epoch,
+        planned.epoch,
+    )
+
+
+def _with_data(batch: MicroBatch, data: Any) -> MicroBatch:
+    return MicroBatch(
+        data,
+        batch.weights,
+        batch.samples,
+        batch.ids,
+        batch.cursor_after,
+        batch.ends_window,
+        batch.ends_epoch,
+        batch.epoch,
+    )

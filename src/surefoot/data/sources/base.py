@@ -1,0 +1,69 @@
+"""What a source of samples is. It holds samples by index and knows nothing of their order."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from surefoot.data.order import IndexArray
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Samples by index.
+
+    A source may also have `batch(indices)`, which returns the collated batch of many samples at
+    once; the loader then uses it wherever no sample is random.
+    """
+
+    @property
+    def name(self) -> str:
+        """What messages call this dataset."""
+
+    @property
+    def is_random(self) -> bool:
+        """Whether reading a sample draws random numbers.
+
+        Then each sample is read on its own under a seed of (seed, epoch, sample id). A source that
+        says False and draws nevertheless disturbs the random numbers of the training.
+        """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Any: ...
+
+    def collate(self, samples: Sequence[Any]) -> Any:
+        """One batch of samples."""
+
+    def fingerprint(self) -> str:
+        """Text that changes when the data changes."""
+
+
+@runtime_checkable
+class BatchSource(Source, Protocol):
+    """A source that collates many samples at once."""
+
+    def batch(self, indices: IndexArray) -> Any:
+        """The collated batch of `indices`, in their order."""
+
+
+@dataclass(frozen=True)
+class DataSplits:
+    """What a recipe's data section opens: one training set and any number of validation sets."""
+
+    train: Any
+    validation: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What a run records of it: counts, statistics, skipped files. JSON values only."""
+
+
+def hash_parts(*parts: bytes | str | int) -> str:
+    """Hex digest of several parts; their borders count."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        data = part if isinstance(part, bytes) else str(part).encode("utf-8", "surrogateescape")
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()
