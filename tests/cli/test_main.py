@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from surefoot.cli import main as command
-from surefoot.cli import runs as runs_verb
 from surefoot.cli.failure import EXIT_INTERRUPTED
 from surefoot.core.errors import (
     EXIT_DONE,
@@ -26,6 +25,7 @@ from surefoot.core.errors import (
     SurefootError,
     Violation,
 )
+from surefoot.observe import runs as observed_runs
 
 Capture = pytest.CaptureFixture[str]
 
@@ -38,8 +38,7 @@ def raising(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., in
         def raise_it(_: Path) -> None:
             raise error
 
-        monkeypatch.setattr(runs_verb, "_is_run", raise_it)
-        (tmp_path / "child").mkdir(exist_ok=True)
+        monkeypatch.setattr(observed_runs, "list_runs", raise_it)
         return command.run(["runs", str(tmp_path), *options])
 
     return run

@@ -130,7 +130,7 @@ def _parts(manifest: Manifest) -> dict[str, dict[str, int]]:
 
 
 def _print_parts(session: Session, parts: dict[str, dict[str, int]]) -> None:
-    from surefoot.observe.run_folder import format_bytes
+    from surefoot.observe.text import format_bytes
 
     shown = table("part", "tensors", "elements", "size")
     for name, part in parts.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -9,6 +10,7 @@ import typer
 
 from surefoot.cli.session import DebugOption, JsonOption, Session, SetOption, cells, table
 from surefoot.core.errors import RequestError
+from surefoot.observe.text import format_bytes
 
 if TYPE_CHECKING:
     from surefoot.config.load import Resolved
@@ -289,39 +291,55 @@ def show_formats(
 def show_hardware(
     context: typer.Context, json_file: JsonOption = None, debug: DebugOption = False
 ) -> None:
-    """This machine, as torch sees it."""
-    import os
+    """This machine, and what torch can do with it."""
     import platform
 
-    import psutil
     import torch
 
     from surefoot.numerics.hardware import available_device_types, probe_hardware
     from surefoot.numerics.precision import choose_precision
-    from surefoot.observe.run_folder import format_bytes
+    from surefoot.observe.hardware import describe_machine
 
     session: Session = context.obj
-    memory_bytes = psutil.virtual_memory().total
-    host = {
+    software = {
         "system": platform.platform(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "cpu_cores": os.cpu_count(),
-        "memory_bytes": memory_bytes,
     }
-    for name, value in host.items():
-        session.say(f"{name}: {format_bytes(memory_bytes) if name == 'memory_bytes' else value}")
+    machine = describe_machine()
     devices: list[dict[str, Any]] = []
     for kind in available_device_types():
-        facts = asdict(probe_hardware(kind))
         chosen = choose_precision("auto", kind)
+        facts = asdict(probe_hardware(kind))
         devices.append({**facts, "auto_precision": chosen.name, "because": chosen.reason})
-        session.say(f"\n{kind}: {facts['name']}", style="bold")
-        for name, value in {**facts, "precision: auto": f"{chosen.name}, {chosen.reason}"}.items():
-            if name not in ("device_type", "name"):
-                session.say(f"  {name}: {_number(value)}")
-    session.answer({"host": host, "devices": devices})
+    for name in ("cpu", "memory", "gpus", "driver"):
+        software[name] = _one_line(machine[name])
+    for device in devices:
+        key = f"precision: auto on {device['device_type']}"
+        software[key] = f"{device['auto_precision']}, {device['because']}"
+    for name, value in software.items():
+        session.say(f"{name}: {value}")
+    shown = table("feature", "here", "because")
+    features: Any = machine["features"]
+    for name, feature in features.items():
+        shown.add_row(*cells(name, _number(feature["supported"]), feature["reason"]))
+    session.say("")
+    session.console.print(shown)
+    session.answer({"software": software, "machine": machine, "devices": devices})
     session.next(("surefoot train", "uses the first of these devices (device=auto)"))
+
+
+def _one_line(value: object) -> str:
+    if isinstance(value, Mapping):
+        parts = []
+        for name, item in value.items():
+            is_bytes = name.endswith("_bytes") and isinstance(item, int)
+            text = format_bytes(item) if is_bytes else _one_line(item)
+            parts.append(f"{name.removesuffix('_bytes').replace('_', ' ')} {text}")
+        return ", ".join(parts)
+    if isinstance(value, list | tuple):
+        return " ".join(map(_one_line, value)) or "none"
+    return "not known" if value is None else str(value)
 
 
 def _number(value: object) -> str:
