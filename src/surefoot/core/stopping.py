@@ -1,0 +1,92 @@
+"""End a run when a metric stops improving: a pure function of a state and a metric.
+
+Holds no counter of its own: the state is a value, and part of what a checkpoint keeps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from surefoot.core.errors import RequestError
+
+Direction = Literal["min", "max"]
+"""Which way is better."""
+
+
+def is_improvement(
+    metric: float, best: float | None, direction: Direction, min_delta: float = 0.0
+) -> bool:
+    """Whether `metric` is more than `min_delta` better than `best`.
+
+    The first finite value always is; NaN and infinity never are.
+
+    >>> is_improvement(0.9, 1.0, "min"), is_improvement(1.0, 1.0, "min")
+    (True, False)
+    """
+    if not math.isfinite(metric):
+        return False
+    if best is None:
+        return True
+    return metric < best - min_delta if direction == "min" else metric > best + min_delta
+
+
+@dataclass(frozen=True, slots=True)
+class StoppingState:
+    """What `EarlyStopping` remembers between evaluations."""
+
+    best: float | None = None
+    """Best value so far; None before the first finite one."""
+    bad_evaluations: int = 0
+    """Evaluations without improvement since the best one."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data that `from_json` reads back as an equal state."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> StoppingState:
+        """The state that `as_json` wrote."""
+        return cls(**data)
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyStopping:
+    """Stop with the `patience`-th evaluation in a row without improvement.
+
+    `stopping(state, metric) -> (state, stop)`. An improvement is more than `min_delta` better than
+    the best value so far; NaN and infinity never are.
+
+    >>> stopping = EarlyStopping(direction="max", patience=2)
+    >>> state, stops = stopping.begin(), []
+    >>> for accuracy in (0.5, 0.6, 0.6, 0.55):
+    ...     state, stop = stopping(state, accuracy)
+    ...     stops.append(stop)
+    >>> stops
+    [False, False, False, True]
+    """
+
+    direction: Direction
+    patience: int
+    min_delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.patience < 1 or not 0 <= self.min_delta < float("inf"):
+            raise RequestError(
+                "this early stopping cannot be",
+                where=repr(self),
+                rule="patience is at least 1, min_delta is finite and not negative",
+            )
+
+    def begin(self) -> StoppingState:
+        """The state before the first evaluation."""
+        return StoppingState()
+
+    def __call__(self, state: StoppingState, metric: float) -> tuple[StoppingState, bool]:
+        """The next state, and whether the run ends now."""
+        if is_improvement(metric, state.best, self.direction, self.min_delta):
+            return StoppingState(best=float(metric)), False
+        bad = state.bad_evaluations + 1
+        return StoppingState(best=state.best, bad_evaluations=bad), bad >= self.patience
