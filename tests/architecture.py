@@ -26,6 +26,7 @@ LEVELS: Mapping[str, int] = {
     "engine": 5,
     "trainer": 6,
     "build": 6,
+    "assembly": 6,
     "verify": 7,
     "planning": 8,
     "diagnosis": 9,
