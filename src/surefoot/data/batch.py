@@ -14,7 +14,6 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from surefoot.core.errors import DataError
-from surefoot.data.order import Cursor
 
 SINGLE_TERM = "loss"
 """Name of the one weight of a task whose loss has one term."""

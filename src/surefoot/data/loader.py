@@ -120,10 +120,7 @@ class Loader:
             )
         self._in_use = True
         try:
-            if self.settings.workers == 0:
-                batches = self._here(plans)
-            else:
-                batches = self._in_workers(plans)
+            batches = self._here(plans) if self.settings.workers == 0 else self._in_workers(plans)
             if self._stage is not None:
                 batches = self._stage.run(batches)
             elif self.device.type != "cpu":

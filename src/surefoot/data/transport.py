@@ -1,8 +1,8 @@
 """Messages between the loader and a worker over one socket, large tensors in shared memory.
 
-A message is complete in the kernel before it is announced: reading it never waits for the sender,
-so a worker that stops at any moment cannot stall the training. It starts no thread and no helper
-process, and nothing is left behind when either side dies: shared memory has no name.
+Each read has a time limit and needs nothing of the sender but what lies in the socket, so a worker
+that stops at any moment cannot stall the training. It starts no thread and no helper process, and
+leaves nothing behind when either side dies: its shared memory has no name.
 
 Pickle is used between these two processes only; nothing it writes is stored.
 """
@@ -219,9 +219,7 @@ class Channel:
         return data
 
 
-def _fill(
-    memory: memoryview, views: list[memoryview], offsets: list[tuple[int, int]]
-) -> None:
+def _fill(memory: memoryview, views: list[memoryview], offsets: list[tuple[int, int]]) -> None:
     for view, (start, size) in zip(views, offsets, strict=True):
         memory[start : start + size] = view
     memory.release()

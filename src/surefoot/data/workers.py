@@ -148,7 +148,7 @@ class WorkerPool:
         self._workers.clear()
 
     def _start(self, worker_id: int, fetch: Fetch) -> None:
-        context = multiprocessing.get_context(self.method)
+        context: Any = multiprocessing.get_context(self.method)
         ours, theirs = Channel.pair()
         _parent_ends.add(ours)
         process = context.Process(

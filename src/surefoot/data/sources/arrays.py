@@ -76,7 +76,8 @@ class ArraySource:
         for key, tensor in zip(self._keys or self._tensors, self._tensors, strict=True):
             label = key if self._keys is not None else ""
             digest.update(f"{label}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-            digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+            data: Any = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+            digest.update(data)
         return f"content:{digest.hexdigest()}"
 
     def _arrange(self, parts: list[Tensor]) -> Any:

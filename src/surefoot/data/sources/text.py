@@ -21,7 +21,7 @@ from surefoot.data.order import IndexArray
 from surefoot.data.sources.base import DataSplits, hash_parts
 from surefoot.data.sources.text_files import EncodingErrors, TextCorpus, TextDocument, read_corpus
 from surefoot.data.sources.tokenizer import TextTokenizer
-from surefoot.data.sources.tokens import TokenShard, open_shard, write_shard, verify_shard
+from surefoot.data.sources.tokens import TokenShard, open_shard, verify_shard, write_shard
 
 Documents = Literal["joined", "separate"]
 
@@ -151,7 +151,7 @@ def open_text(
     source: Literal["stdlib", "files"] = "stdlib",
     *,
     path: Path | str | None = None,
-    pattern: str = "**/*",
+    pattern: str = "**/*.txt",
     encoding_errors: EncodingErrors = "stop",
     vocabulary_size: int = 4096,
     sequence_length: int = 256,

@@ -56,7 +56,7 @@ def read_corpus(
     source: Literal["stdlib", "files"] = "stdlib",
     *,
     path: Path | str | None = None,
-    pattern: str = "**/*",
+    pattern: str = "**/*.txt",
     encoding_errors: EncodingErrors = "stop",
     validation_fraction: float = 0.1,
 ) -> TextCorpus:
@@ -100,9 +100,7 @@ def read_corpus(
     return TextCorpus(name, tuple(train), tuple(validation), tuple(skipped), rule)
 
 
-def _find(
-    source: str, path: Path | str | None, pattern: str
-) -> tuple[Path, list[Path], str]:
+def _find(source: str, path: Path | str | None, pattern: str) -> tuple[Path, list[Path], str]:
     if source == "stdlib":
         root = Path(sysconfig.get_paths()["stdlib"])
         files = [
@@ -201,8 +199,8 @@ def _split(
     if fraction == 0.0:
         return documents, [], "no validation set"
     if len(documents) == 1:
-        train, validation = _cut(documents[0], fraction)
-        return [train], [validation], f"the last {fraction:.1%} of the lines of the only file"
+        head, tail = _cut(documents[0], fraction)
+        return [head], [tail], f"the last {fraction:.1%} of the lines of the only file"
     places = [_place(document.name) for document in documents]
     limit = fraction
     rule = f"files whose path hashes below {fraction:g}"
