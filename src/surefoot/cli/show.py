@@ -205,7 +205,7 @@ def show_schedule(
 ) -> None:
     """The learning rate over the run, drawn, with its first, peak and last value."""
     from surefoot.build import build_schedule
-    from surefoot.cli.plot import curve, with_axes
+    from surefoot.cli.plot import with_axes
 
     session: Session = context.obj
     config = _load(recipe, overrides).recipe
@@ -223,8 +223,8 @@ def show_schedule(
     peak = max(range(len(at)), key=rates.__getitem__)
     first, last = rates[0], rates[-1]
     session.say(f"{config.schedule.kind}, peak rate {config.optimizer.lr:g}, {updates:,} updates\n")
-    lines = curve(rates, width=max(20, min(100, session.console.width - 16)))
-    for line in with_axes(lines, f"{max(rates):.3g}", "0", "0", f"{updates:,} updates"):
+    points = [(float(n), rate) for n, rate in zip(at, rates, strict=True)]
+    for line in with_axes(points, "updates", width=max(20, min(100, session.console.width - 16))):
         session.say(line)
     session.say(f"\nfirst  {first:.6g}   update 0")
     session.say(f"peak   {rates[peak]:.6g}   update {at[peak]:,}")
