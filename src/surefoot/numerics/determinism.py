@@ -21,6 +21,7 @@ from surefoot.core.errors import CheckpointError, RequestError
 CUBLAS_WORKSPACE: Final = "CUBLAS_WORKSPACE_CONFIG"
 """cuBLAS reads this once, when it first makes a handle."""
 DETERMINISTIC_WORKSPACES: Final = (":4096:8", ":16:8")
+CURRENT: Final = "current"
 LARGEST_SEED: Final = 2**32 - 1
 """NumPy's global generator takes 32 bits."""
 
@@ -156,12 +157,12 @@ def capture_rng(device: torch.device | str = "cpu") -> dict[str, Any]:
     return state
 
 
-def restore_rng(state: Mapping[str, Any], device: torch.device | str | None = None) -> None:
+def restore_rng(state: Mapping[str, Any], device: torch.device | str = CURRENT) -> None:
     """Puts back what `capture_rng` returned.
 
     Args:
         state: the captured state.
-        device: accelerator that takes the device state; the current one of that type if left out.
+        device: accelerator that takes the device state; `current` is the current one of that type.
 
     Raises:
         CheckpointError: the state was captured on an accelerator that this machine lacks.
@@ -174,7 +175,7 @@ def restore_rng(state: Mapping[str, Any], device: torch.device | str | None = No
     if kind == "cuda":
         _require(torch.cuda.is_available(), kind)
         torch.cuda.set_rng_state(
-            _bytes(state["torch_device"]), torch.cuda.current_device() if device is None else device
+            _bytes(state["torch_device"]), torch.device("cuda" if device == CURRENT else device)
         )
     elif kind == "mps":
         _require(torch.backends.mps.is_available(), kind)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import platform
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -78,9 +79,18 @@ def available_device_types() -> list[str]:
 
 
 def _cpu() -> Hardware:
-    name = platform.processor() or platform.machine()
+    name = _cpu_model() or platform.processor() or platform.machine()
     fast = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
     return Hardware(device_type="cpu", name=name, bf16=True, fast_bf16=fast, fp16=True)
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, "")
 
 
 def _cuda(device: torch.device) -> Hardware:

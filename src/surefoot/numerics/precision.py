@@ -56,7 +56,9 @@ def choose_precision(requested: RequestedPrecision, device: torch.device | str) 
     Raises:
         RequestError: the device cannot do what is requested.
     """
-    return decide_precision(requested, probe_hardware(device))
+    precision = decide_precision(requested, probe_hardware(device))
+    _prove_autocast(precision, torch.device(device))
+    return precision
 
 
 def decide_precision(requested: RequestedPrecision, hardware: Hardware) -> Precision:
@@ -81,6 +83,20 @@ def decide_precision(requested: RequestedPrecision, hardware: Hardware) -> Preci
         return _precision(name, hardware, f"auto: {reason}")
     _refuse_unsupported(requested, hardware)
     return _precision(requested, hardware, f"asked for by name{_caution(requested, hardware)}")
+
+
+def _prove_autocast(precision: Precision, device: torch.device) -> None:
+    # Where a dtype is not supported, autocast turns itself off; a product tells the truth.
+    with precision.autocast():
+        one = torch.ones(1, 1, device=device)
+        dtype = (one @ one).dtype
+    if dtype != precision.compute_dtype:
+        raise RequestError(
+            f"autocast to {precision.name} computes in {dtype} on {device}",
+            where="precision.dtype",
+            rule="a precision that would silently do nothing is refused",
+            remedy="use precision.dtype=auto",
+        )
 
 
 def _best(hardware: Hardware) -> tuple[PrecisionName, str]:
@@ -166,5 +182,14 @@ def apply_matmul_mode(precision: Precision) -> MatmulMode:
 
 
 def matmul_mode() -> MatmulMode:
-    """The settings in force."""
-    return MatmulMode(torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
+    """The settings in force.
+
+    Where a program has used torch's per-backend switches (`fp32_precision`), torch refuses to
+    answer in the older words; those switches are then read themselves.
+    """
+    try:
+        return MatmulMode(torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
+    except RuntimeError:
+        matmul = torch.backends.cuda.matmul.fp32_precision
+        convolution = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
+        return MatmulMode("high" if matmul == "tf32" else "highest", convolution == "tf32")

@@ -9,20 +9,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from surefoot.core.errors import CheckpointError, ModelError, RequestError
-from surefoot.optim.ledger import named_trainable
+from surefoot.optim.decay_rules import named_trainable
+from surefoot.optim.ledger import first_few
 
 BUCKET_BYTES: Final = 64 * 2**20
-"""Size of the temporary memory that one averaging takes, per bucket of tensors."""
+"""Temporary memory that one update of the average takes, or one tensor's size if that is more."""
+
+
+class WeightAverage(Protocol):
+    """An average of the weights that follows the updates and survives with the run."""
+
+    def update(self, finite: Tensor) -> None:
+        """Takes the weights in where `finite` (0-dim bool) is true."""
+        ...
+
+    def swapped(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Inside, `model` holds the average."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class NoAverage:
-    """No average is kept; an evaluation uses the weights themselves."""
+    """No average is kept: `swapped` leaves the model as it is."""
 
     def update(self, finite: Tensor) -> None:
         return None
@@ -38,15 +55,15 @@ class NoAverage:
 
 
 class WeightEma:
-    """Averages the weights: `average += (1 - decay) * (weight - average)` after each applied update.
+    """`average += (1 - decay) * (weight - average)` after each applied update.
 
-    It starts from the weights at its making and remembers about `1 / (1 - decay)` updates. It is kept in float32 for weights of lower
-    precision. Averaged weights are evaluated with the model's own buffers: the running statistics
-    of a BatchNorm are those of the raw weights.
+    It starts from the weights at its making and remembers about `1 / (1 - decay)` updates. It is
+    kept in float32 for weights of lower precision. Averaged weights are evaluated with the model's
+    own buffers: a BatchNorm's running statistics are those of the raw weights.
 
     Args:
         model: the model whose trainable weights are averaged; each tied tensor once.
-        decay: within 0 (the last weights) to 1 (exclusive).
+        decay: from 0 (always the last weights) to 1 (exclusive).
 
     Raises:
         RequestError: the decay is out of range.
@@ -56,7 +73,7 @@ class WeightEma:
     def __init__(self, model: nn.Module, decay: float) -> None:
         if not 0.0 <= decay < 1.0:
             raise RequestError(
-                f"decay is {decay}",
+                f"the decay of the average is {decay}",
                 where="ema.decay",
                 rule="0 <= decay < 1",
                 remedy="0.999 remembers about 1000 updates",
@@ -66,30 +83,29 @@ class WeightEma:
         if not weights:
             raise ModelError(
                 "there is nothing to average: no parameter is trainable",
+                where=type(model).__name__,
                 rule="an average needs trainable weights",
                 remedy="turn ema off or unfreeze a part of the model",
             )
-        self._weights = list(weights.values())
+        self._weights: list[Tensor] = list(weights.values())
         self._averages = {
             name: weight.detach().to(dtype=_wide(weight.dtype), copy=True)
             for name, weight in weights.items()
         }
         device = self._weights[0].device
         self._num_updates = torch.zeros((), dtype=torch.int64, device=device)
-        self._share = torch.full((), 1.0 - decay, dtype=torch.float64).to(
-            device, torch.float32 if device.type == "mps" else torch.float64
-        )
+        self._share = torch.tensor(1.0 - decay, dtype=_wide(self._weights[0].dtype), device=device)
         self._buckets = _buckets(list(self._averages.values()))
         self._is_swapped = False
 
     @property
     def num_updates(self) -> Tensor:
-        """Updates averaged so far, a 0-dim int64 device tensor."""
+        """Updates averaged so far, a 0-dim int64 tensor on the device."""
         return self._num_updates
 
     @property
     def averages(self) -> Mapping[str, Tensor]:
-        """Name to averaged weight, the live tensors."""
+        """Name to averaged weight: the live tensors, not copies."""
         return self._averages
 
     @torch.no_grad()
@@ -110,8 +126,8 @@ class WeightEma:
         share = self._share * finite
         averages = list(self._averages.values())
         for bucket in self._buckets:
-            averaged = [averages[i] for i in bucket]
-            change = torch._foreach_sub([self._weights[i] for i in bucket], averaged)
+            averaged = [averages[index] for index in bucket]
+            change = torch._foreach_sub([self._weights[index] for index in bucket], averaged)
             torch._foreach_mul_(change, share)
             torch._foreach_add_(averaged, change)
         self._num_updates += finite
@@ -120,12 +136,20 @@ class WeightEma:
     def swapped(self, model: nn.Module) -> Iterator[None]:
         """Inside, `model` holds the averaged weights; afterwards its own, bit for bit.
 
-        Takes the memory of one more copy of the weights meanwhile. The tensors stay where they are
-        in memory, so compiled code and captured graphs keep working.
+        It takes the memory of one more copy of the weights meanwhile. The tensors stay where they
+        are in memory, so that compiled code and captured graphs keep working.
 
         Raises:
-            ModelError: `model` has other trainable weights than the averaged model.
+            ModelError: `model` has other trainable weights than the averaged model, or is swapped
+                already.
         """
+        if self._is_swapped:
+            raise ModelError(
+                "the model holds the averaged weights already",
+                where="WeightEma.swapped",
+                rule="`swapped` does not nest",
+                remedy="leave the outer `swapped` first",
+            )
         weights = self._same_weights(model)
         kept = [weight.detach().clone() for weight in weights]
         self._is_swapped = True
@@ -138,22 +162,6 @@ class WeightEma:
                 torch._foreach_copy_(weights, kept)
             self._is_swapped = False
 
-    def _same_weights(self, model: nn.Module) -> list[Tensor]:
-        weights = named_trainable(model)
-        ours = {name: tuple(a.shape) for name, a in self._averages.items()}
-        theirs = {name: tuple(w.shape) for name, w in weights.items()}
-        if ours != theirs:
-            differing = sorted(
-                name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)
-            )
-            raise ModelError(
-                "the averaged weights are of another model",
-                where=", ".join(differing[:5]),
-                rule="names and shapes of the trainable weights are the same",
-                remedy="pass the model that the average was made for; freeze nothing in between",
-            )
-        return [weights[name] for name in self._averages]
-
     def state_dict(self) -> dict[str, Any]:
         return {
             "kind": "ema",
@@ -163,31 +171,44 @@ class WeightEma:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores averages and count; the decay is the recipe's and may have changed.
+        """Restores averages and count. The decay in force stays the recipe's.
 
         Raises:
             CheckpointError: no average was kept, or it is of another model.
         """
         _same_kind("ema", state)
-        theirs = state["weights"]
-        wrong = [
-            name
-            for name in sorted(self._averages.keys() | theirs.keys())
-            if name not in theirs
-            or name not in self._averages
-            or theirs[name].shape != self._averages[name].shape
-        ]
+        wrong = _differing(self._averages, state["weights"])
         if wrong:
             raise CheckpointError(
                 f"the averaged weights in the checkpoint are of another model: {len(wrong)} differ",
-                where=", ".join(wrong[:5]),
+                where=first_few(wrong),
                 rule="a resume averages the same weights, by name and shape",
                 remedy="keep the model and what is frozen as they were",
             )
         with torch.no_grad():
             for name, average in self._averages.items():
-                average.copy_(theirs[name])
+                average.copy_(state["weights"][name])
             self._num_updates.copy_(state["num_updates"])
+
+    def _same_weights(self, model: nn.Module) -> list[Tensor]:
+        weights: dict[str, Tensor] = {**named_trainable(model)}
+        wrong = _differing(self._averages, weights)
+        if wrong:
+            raise ModelError(
+                f"the averaged weights are of another model: {len(wrong)} differ",
+                where=first_few(wrong),
+                rule="the trainable weights are the same, by name and shape",
+                remedy="pass the model that the average was made for; freeze nothing in between",
+            )
+        return [weights[name] for name in self._averages]
+
+
+def _differing(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> list[str]:
+    return [
+        name
+        for name in sorted(ours.keys() | theirs.keys())
+        if name not in ours or name not in theirs or ours[name].shape != theirs[name].shape
+    ]
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -7,8 +7,8 @@ parameter and never counts a tied one twice.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal
@@ -16,34 +16,25 @@ from typing import Any, Final, Literal
 from torch import Tensor, nn
 
 from surefoot.core.errors import ModelError, RequestError
+from surefoot.optim.decay_rules import (
+    OwnedTensor,
+    by_dimension,
+    by_name,
+    is_embedding,
+    named_trainable,
+    trainable_tensors,
+)
 
 DecayRule = Literal["dimension", "name"]
 Decider = Literal["dimension", "name", "embeddings", "override"]
 
-INHERIT: Final = "inherit"
+AS_OPTIMIZER: Final = "as-optimizer"
 """An override's weight decay that leaves the decision to the rule."""
 
 DECAY: Final = "decay"
 NO_DECAY: Final = "no_decay"
-
-_WRAPPERS: Final = re.compile(
-    r"(?:^|(?<=\.))(?:_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)(?:\.|$)"
-)
-# The patterns that HF Trainer excludes, and `ln_1`-like names, which those miss.
-_UNDECAYED_NAMES: Final = (
-    ("bias", re.compile(r"bias")),
-    ("layernorm", re.compile(r"layernorm")),
-    ("rmsnorm", re.compile(r"rmsnorm")),
-    ("norm", re.compile(r"(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)|(?:^|\.)norm\d*(?:$|\.)")),
-    ("ln", re.compile(r"(?:^|\.)ln(?:_?[a-z0-9]+)?(?:$|\.)")),
-)
-_NORM_TYPES: Final = (
-    nn.LayerNorm,
-    nn.RMSNorm,
-    nn.GroupNorm,
-    nn.modules.batchnorm._NormBase,
-)
-_EMBEDDING_TYPES: Final = (nn.Embedding, nn.EmbeddingBag)
+MOST_NAMED: Final = 5
+"""Names that an error spells out before it counts the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +42,32 @@ class GroupOverride:
     """Another rate or decay for the parameters whose full name matches a pattern.
 
     Args:
-        pattern: shell-like pattern on the dotted name: `head.*`, `*.bias`, `blocks.0.*`.
-        lr_multiplier: factor on the learning rate of the run.
-        weight_decay: decay of every parameter that matches, whatever the rule says; `inherit`
-            leaves it to the rule.
+        pattern: shell pattern on the whole dotted name: `head.*`, `*.bias`, `blocks.0.*`.
+        lr_multiplier: factor on the learning rate of the run, >= 0.
+        weight_decay: decay of every parameter that matches, whatever the rule says;
+            `as-optimizer` leaves it to the rule.
+
+    Raises:
+        RequestError: a number is negative or not finite.
     """
 
     pattern: str
     lr_multiplier: float = 1.0
-    weight_decay: float | Literal["inherit"] = INHERIT
+    weight_decay: float | Literal["as-optimizer"] = AS_OPTIMIZER
+
+    def __post_init__(self) -> None:
+        _not_negative(self.lr_multiplier, f"lr_multiplier of '{self.pattern}'")
+        if self.weight_decay != AS_OPTIMIZER:
+            _not_negative(self.weight_decay, f"weight_decay of '{self.pattern}'")
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """One trainable tensor."""
+    """One trainable tensor: where it went, and why."""
 
     name: str
     aliases: tuple[str, ...]
-    """Other names of the same tensor (tied weights)."""
+    """Other names of the same tensor (tied weights, shared modules)."""
     shape: tuple[int, ...]
     dtype: str
     num_elements: int
@@ -76,30 +75,18 @@ class LedgerRow:
     weight_decay: float
     lr_multiplier: float
     decided_by: Decider
+    """What decided on its weight decay."""
     reason: str
     by_dimension: bool
     """Whether the rule by dimension would decay it."""
     by_name: bool
     """Whether the rule by name and type would."""
     name_reason: str
+    """Why the rule by name and type says so."""
 
     @property
     def rules_agree(self) -> bool:
         return self.by_dimension == self.by_name
-
-
-def plain_name(name: str) -> str:
-    """A parameter's name without the prefixes that compile, recompute and FSDP wrappers add."""
-    return _WRAPPERS.sub("", name)
-
-
-def named_trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Plain name to trainable parameter, each tensor once, in the order of the model."""
-    return {
-        plain_name(name): parameter
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    }
 
 
 class ParameterLedger:
@@ -110,6 +97,7 @@ class ParameterLedger:
     ) -> None:
         self.rows = tuple(rows)
         self.parameters = tuple(parameters)
+        """One for each row, in the order of the model."""
         self.rule = rule
 
     @classmethod
@@ -126,24 +114,26 @@ class ParameterLedger:
 
         Args:
             model: the bare model or a wrapped one; wrapper prefixes are left out of the names.
-            weight_decay: decay of the tensors that decay.
+            weight_decay: decay of the tensors that decay, >= 0.
             rule: the rule that decides. `dimension`: tensors of two or more dims decay. `name`: all
-                decay but norms (by type), biases and what the model marks `_no_weight_decay`.
+                decay but norms (by type), biases and what the model marks as not decaying.
             decay_embeddings: False takes embeddings out of the decay under either rule.
             overrides: rates and decays by name; each parameter may match one at most.
 
         Raises:
-            ModelError: the model has no trainable parameter, or one is an uninitialised lazy one.
-            RequestError: an override matches nothing, or two match one parameter.
+            ModelError: the model has no trainable parameter, or one cannot be trained as it is.
+            RequestError: an override matches nothing, two match one parameter, or the decay is
+                negative.
         """
+        _not_negative(weight_decay, "weight_decay")
         rows, parameters = [], []
         matched: set[str] = set()
-        for entry in _entries(model):
-            override = _matching(entry.name, overrides)
+        for tensor in trainable_tensors(model):
+            override = _matching(tensor.name, overrides)
             if override is not None:
                 matched.add(override.pattern)
-            rows.append(_row(entry, rule, weight_decay, decay_embeddings, override))
-            parameters.append(entry.parameter)
+            rows.append(_row(tensor, rule, weight_decay, decay_embeddings, override))
+            parameters.append(tensor.parameter)
         if not rows:
             raise ModelError(
                 "the model has no trainable parameter",
@@ -162,7 +152,8 @@ class ParameterLedger:
     def groups(self) -> list[dict[str, Any]]:
         """Parameter groups for a torch optimizer, in order of first appearance.
 
-        Each holds `params`, `weight_decay`, and for us `name`, `parameter_names`, `lr_multiplier`.
+        Each holds `params` and `weight_decay` for torch, and for us `name`, `parameter_names` and
+        `lr_multiplier`. Called twice it gives separate lists of the same tensors.
         """
         groups: dict[str, dict[str, Any]] = {}
         for row, parameter in zip(self.rows, self.parameters, strict=True):
@@ -179,39 +170,6 @@ class ParameterLedger:
             group["params"].append(parameter)
             group["parameter_names"].append(row.name)
         return list(groups.values())
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    name: str
-    aliases: tuple[str, ...]
-    parameter: nn.Parameter
-    owners: tuple[nn.Module, ...]
-
-
-def _entries(model: nn.Module) -> Iterator[_Entry]:
-    names: dict[int, list[str]] = {}
-    owners: dict[int, list[nn.Module]] = {}
-    parameters: dict[int, nn.Parameter] = {}
-    for module_name, module in model.named_modules():
-        for leaf, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            if not parameter.requires_grad:
-                continue
-            name = plain_name(f"{module_name}.{leaf}" if module_name else leaf)
-            if isinstance(parameter, nn.parameter.UninitializedParameter):
-                raise ModelError(
-                    f"parameter {name} is not initialised yet",
-                    where=name,
-                    rule="an optimizer needs the shape of each parameter",
-                    remedy="run one batch through the lazy module first",
-                )
-            key = id(parameter)
-            parameters[key] = parameter
-            names.setdefault(key, []).append(name)
-            owners.setdefault(key, []).append(module)
-    for key, parameter in parameters.items():
-        first, *aliases = names[key]
-        yield _Entry(first, tuple(aliases), parameter, tuple(owners[key]))
 
 
 def _matching(name: str, overrides: Sequence[GroupOverride]) -> GroupOverride | None:
@@ -241,35 +199,30 @@ def _refuse_idle(
 
 
 def _row(
-    entry: _Entry,
+    tensor: OwnedTensor,
     rule: DecayRule,
     weight_decay: float,
     decay_embeddings: bool,
     override: GroupOverride | None,
 ) -> LedgerRow:
-    parameter = entry.parameter
-    by_dimension = parameter.dim() >= 2
-    by_name, name_reason = _decays_by_name(entry)
+    dimension, name = by_dimension(tensor), by_name(tensor)
+    opinion = dimension if rule == "dimension" else name
+    decays, reason = opinion.decays, opinion.reason
     decided_by: Decider = rule
-    if rule == "dimension":
-        decays = by_dimension
-        reason = f"{parameter.dim()} dims, {'at least' if decays else 'fewer than'} 2"
-    else:
-        decays, reason = by_name, name_reason
-    if not decay_embeddings and _is_embedding(entry):
-        decays, decided_by, reason = False, "embeddings", "an embedding, and those do not decay"
+    if not decay_embeddings and is_embedding(tensor):
+        decays, reason, decided_by = False, "an embedding; decay_embeddings is off", "embeddings"
     group = DECAY if decays else NO_DECAY
     decay, lr_multiplier = (weight_decay if decays else 0.0), 1.0
     if override is not None:
         lr_multiplier = override.lr_multiplier
-        if override.weight_decay == INHERIT:
-            group = f"{override.pattern} {group}"
-        else:
-            decay, decided_by = float(override.weight_decay), "override"
-            group, reason = override.pattern, f"matches '{override.pattern}'"
+        group = f"{override.pattern} {group}"
+        if override.weight_decay != AS_OPTIMIZER:
+            decay, group, decided_by = float(override.weight_decay), override.pattern, "override"
+            reason = f"matches '{override.pattern}'"
+    parameter = tensor.parameter
     return LedgerRow(
-        name=entry.name,
-        aliases=entry.aliases,
+        name=tensor.name,
+        aliases=tensor.aliases,
         shape=tuple(parameter.shape),
         dtype=str(parameter.dtype).removeprefix("torch."),
         num_elements=parameter.numel(),
@@ -278,62 +231,92 @@ def _row(
         lr_multiplier=lr_multiplier,
         decided_by=decided_by,
         reason=reason,
-        by_dimension=by_dimension,
-        by_name=by_name,
-        name_reason=name_reason,
+        by_dimension=dimension.decays,
+        by_name=name.decays,
+        name_reason=name.reason,
     )
 
 
-def _decays_by_name(entry: _Entry) -> tuple[bool, str]:
-    if getattr(entry.parameter, "_no_weight_decay", False):
-        return False, "marked `_no_weight_decay` by the model"
-    for owner in entry.owners:
-        if isinstance(owner, _NORM_TYPES):
-            return False, f"belongs to {type(owner).__name__}"
-    for name in (entry.name, *entry.aliases):
-        for label, pattern in _UNDECAYED_NAMES:
-            if pattern.search(name.lower()):
-                return False, f"its name matches '{label}'"
-    return True, "no name or type that is left out"
-
-
-def _is_embedding(entry: _Entry) -> bool:
-    if any(isinstance(owner, _EMBEDDING_TYPES) for owner in entry.owners):
-        return True
-    # A position or class embedding that is a bare parameter of its module.
-    return "embed" in entry.name.rpartition(".")[2].lower()
-
-
-def check_groups(model: nn.Module, groups: Iterable[dict[str, Any]]) -> None:
-    """Checks the groups of any torch optimizer against `model`.
+def check_groups(model: nn.Module, groups: Iterable[Mapping[str, Any]]) -> None:
+    """Checks the parameter groups of any torch optimizer against `model`.
 
     Raises:
         ModelError: a trainable parameter is in no group or in two, or a frozen or foreign tensor is
             in one.
     """
-    known = {id(p): name for name, p in named_trainable(model).items()}
-    counts = dict.fromkeys(known, 0)
+    names = {id(p): name for name, p in named_trainable(model).items()}
+    counts = dict.fromkeys(names, 0)
     problems = []
     for group in groups:
         for parameter in group["params"]:
             if id(parameter) in counts:
                 counts[id(parameter)] += 1
             else:
-                problems.append(_foreign(parameter))
-    for key, count in counts.items():
-        if count != 1:
-            problems.append(f"{known[key]} is in {'no group' if count == 0 else f'{count} groups'}")
+                problems.append(_stranger(parameter))
+    problems += [
+        f"{names[key]} is in {'no group' if count == 0 else f'{count} groups'}"
+        for key, count in counts.items()
+        if count != 1
+    ]
     if problems:
-        shown = "; ".join(problems[:5])
-        more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise ModelError(
             f"the optimizer's groups do not fit the model: {len(problems)} problems",
-            where=shown + more,
+            where=first_few(problems),
             rule="each trainable parameter is in exactly one group, and nothing else is",
             remedy="build the groups with ParameterLedger.build(model, ...).groups()",
         )
 
 
-def _foreign(parameter: Tensor) -> str:
-    kind = "frozen" if not parameter.requires_grad else "not of this model"
+def name_groups(model: nn.Module, optimizer_groups: Sequence[dict[str, Any]]) -> None:
+    """Gives the groups of a torch optimizer made elsewhere the names that `UpdateOptimizer` needs.
+
+    Adds `name` (`group 0`, ...) and `parameter_names` where they are missing.
+
+    Raises:
+        ModelError: the groups do not fit the model.
+    """
+    check_groups(model, optimizer_groups)
+    names = {id(p): name for name, p in named_trainable(model).items()}
+    for index, group in enumerate(optimizer_groups):
+        group.setdefault("name", f"group {index}")
+        group["parameter_names"] = [names[id(p)] for p in group["params"]]
+
+
+def mixed_decay_groups(groups: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Groups whose weight decay pulls on matrices and on norms or biases alike.
+
+    Returns:
+        A sentence for each such group.
+    """
+    found = []
+    for index, group in enumerate(groups):
+        dims = [p.dim() for p in group["params"]]
+        if group.get("weight_decay", 0.0) > 0 and min(dims) < 2 <= max(dims):
+            low = sum(d < 2 for d in dims)
+            found.append(
+                f"{group.get('name', f'group {index}')}: weight decay "
+                f"{group['weight_decay']:g} also pulls on {low} tensors of fewer than 2 dims "
+                "(norm scales, biases)"
+            )
+    return found
+
+
+def first_few(texts: Sequence[str]) -> str:
+    """The first few of many, and how many more."""
+    more = len(texts) - MOST_NAMED
+    return "; ".join(texts[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _stranger(parameter: Tensor) -> str:
+    kind = "not of this model" if parameter.requires_grad else "frozen"
     return f"a tensor of shape {tuple(parameter.shape)} is {kind}"
+
+
+def _not_negative(value: float, what: str) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise RequestError(
+            f"{what} is {value}",
+            where=what,
+            rule="finite and not negative",
+            remedy="0 turns it off",
+        )

@@ -1,30 +1,34 @@
 """From an optimizer section and a ledger to the optimizer that the update uses.
 
-It never turns `fused` on where it would not run, nor leaves it off without saying why.
+It never turns `fused` on where it would not run, nor leaves it off without saying why, and never
+builds an optimizer on weights too narrow to be trained.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol, cast
+from typing import Any, Final, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from surefoot.core.errors import ModelError, RequestError
-from surefoot.optim.ledger import ParameterLedger
+from surefoot.optim.ledger import ParameterLedger, first_few
+from surefoot.optim.master_weights import LowPrecisionWeights, master_groups
 from surefoot.optim.update import UpdateOptimizer
 
 FUSED_DEVICES: Final = frozenset({"cpu", "cuda"})
 """Where torch's fused kernels are verified; on MPS torch calls its own a prototype."""
-FUSED_DTYPES: Final = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
+FUSED_DTYPES: Final = frozenset({torch.float64, torch.float32})
+USUAL_DECAY: Final = (0.01, 0.1)
+"""Range of AdamW's weight decay in published recipes."""
 
 Fused = Literal["auto", "on", "off"]
 
 
 class OptimizerSection(Protocol):
-    """What every optimizer section holds."""
+    """What every optimizer section holds; the decay and the groups are the ledger's."""
 
     @property
     def kind(self) -> str: ...
@@ -32,24 +36,6 @@ class OptimizerSection(Protocol):
     def lr(self) -> float: ...
     @property
     def fused(self) -> Fused: ...
-
-
-class AdamSection(OptimizerSection, Protocol):
-    """Adam and AdamW."""
-
-    @property
-    def betas(self) -> tuple[float, float]: ...
-    @property
-    def eps(self) -> float: ...
-
-
-class SGDSection(OptimizerSection, Protocol):
-    """SGD with momentum; 0 is plain SGD."""
-
-    @property
-    def momentum(self) -> float: ...
-    @property
-    def nesterov(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,40 +74,44 @@ def choose_fused(requested: Fused, parameters: Sequence[Tensor]) -> FusedChoice:
 
 
 def _adamw(section: Any, groups: list[dict[str, Any]], fused: bool) -> torch.optim.Optimizer:
-    """AdamW: `w -= lr * weight_decay * w`, apart from the moments.
+    """AdamW: the decay `w -= lr * weight_decay * w` stands apart from gradient and moments.
 
-    The decay is multiplied by the current rate, so it follows the schedule (torch's form); it does
-    not enter the moments, which is what sets it apart from Adam with L2 (1711.05101).
+    It is multiplied by the current rate and so follows the schedule (torch's form; a decay that
+    does not would need other values). Not entering the moments is what sets it apart from L2 in
+    the loss, which Adam's second moment would rescale parameter by parameter (1711.05101).
     """
-    adam = cast(AdamSection, section)
     return torch.optim.AdamW(
-        groups, lr=adam.lr, betas=(adam.betas[0], adam.betas[1]), eps=adam.eps, **_kernel(fused)
+        groups, lr=section.lr, betas=section.betas, eps=section.eps, **_kernel(fused)
     )
 
 
 def _adam(section: Any, groups: list[dict[str, Any]], fused: bool) -> torch.optim.Optimizer:
-    """Adam with bias correction; a weight decay is L2 in the gradient, as torch's Adam has it."""
-    adam = cast(AdamSection, section)
+    """Adam with bias correction (1412.6980); a weight decay is L2: `g += weight_decay * w`."""
     return torch.optim.Adam(
-        groups, lr=adam.lr, betas=(adam.betas[0], adam.betas[1]), eps=adam.eps, **_kernel(fused)
+        groups, lr=section.lr, betas=section.betas, eps=section.eps, **_kernel(fused)
     )
 
 
 def _sgd(section: Any, groups: list[dict[str, Any]], fused: bool) -> torch.optim.Optimizer:
-    """SGD: `v = momentum * v + g`, `w -= lr * v` (Nesterov: `w -= lr * (g + momentum * v)`)."""
-    sgd = cast(SGDSection, section)
+    """SGD: `g += weight_decay * w`, `v = momentum * v + g`, `w -= lr * v`; momentum 0 is plain SGD.
+
+    Nesterov's form takes `w -= lr * (g + momentum * v)`.
+    """
     return torch.optim.SGD(
-        groups, lr=sgd.lr, momentum=sgd.momentum, nesterov=sgd.nesterov, **_kernel(fused)
+        groups,
+        lr=section.lr,
+        momentum=section.momentum,
+        nesterov=section.nesterov,
+        **_kernel(fused),
     )
 
 
-def _kernel(fused: bool) -> dict[str, bool]:
+def _kernel(fused: bool) -> dict[str, Any]:
     return {"fused": True} if fused else {"foreach": True}
 
 
-_BUILDERS: Final[
-    dict[str, Callable[[Any, list[dict[str, Any]], bool], torch.optim.Optimizer]]
-] = {"adamw": _adamw, "adam": _adam, "sgd": _sgd}
+Builder = Callable[[Any, list[dict[str, Any]], bool], torch.optim.Optimizer]
+_BUILDERS: Final[dict[str, Builder]] = {"adamw": _adamw, "adam": _adam, "sgd": _sgd}
 
 
 def build_optimizer(
@@ -129,18 +119,20 @@ def build_optimizer(
     ledger: ParameterLedger,
     device: torch.device | str,
     skipping: bool,
+    low_precision_weights: LowPrecisionWeights = "refuse",
 ) -> UpdateOptimizer:
     """Builds the optimizer of `section` over the groups of `ledger`.
 
     Args:
-        section: kind, rate and hyper-parameters; decay and multipliers are in the ledger.
-        ledger: the groups.
+        section: kind, rate and hyper-parameters (`betas` and `eps`, or `momentum` and `nesterov`).
+        ledger: the groups, with decay and rate multipliers.
         device: where the run computes; the parameters are there already.
         skipping: whether non-finite updates must be left out (fp16, or a guard that skips).
+        low_precision_weights: what to do with bf16 weights: refuse them, or step float32 copies.
 
     Raises:
         RequestError: an unknown kind, or `fused: on` where it cannot run.
-        ModelError: a parameter is not on `device`.
+        ModelError: a parameter is not on `device`, or is of a precision that cannot be trained.
     """
     if section.kind not in _BUILDERS:
         raise RequestError(
@@ -150,10 +142,33 @@ def build_optimizer(
             remedy="`surefoot show optimizers` lists them",
         )
     _refuse_elsewhere(ledger, torch.device(device))
-    fused = choose_fused(section.fused, ledger.parameters)
-    optimizer = _BUILDERS[section.kind](section, ledger.groups(), fused.on)
-    kernel = f"{'fused' if fused.on else 'foreach'}: {fused.reason}"
-    return UpdateOptimizer(optimizer, skipping=skipping, kernel=kernel)
+    groups, masters = master_groups(ledger, low_precision_weights)
+    fused = choose_fused(section.fused, [p for group in groups for p in group["params"]])
+    return UpdateOptimizer(
+        _BUILDERS[section.kind](section, groups, fused.on),
+        skipping=skipping,
+        kernel=f"{'fused' if fused.on else 'foreach'}: {fused.reason}",
+        masters=masters,
+    )
+
+
+def optimizer_notes(section: OptimizerSection, ledger: ParameterLedger) -> tuple[str, ...]:
+    """What is unusual about this choice, one sentence each; for a check, never an error."""
+    notes = []
+    decays = sorted({row.weight_decay for row in ledger.rows if row.weight_decay > 0})
+    if section.kind == "adamw":
+        low, high = USUAL_DECAY
+        notes += [
+            f"weight decay {decay:g} is outside the usual {low:g} to {high:g} of AdamW"
+            for decay in decays
+            if not low <= decay <= high
+        ]
+    if section.kind == "adam" and decays:
+        notes.append(
+            "Adam's weight decay is L2 in the gradient and is rescaled by the second moment; "
+            "AdamW's is not"
+        )
+    return tuple(notes)
 
 
 def _refuse_elsewhere(ledger: ParameterLedger, device: torch.device) -> None:
@@ -165,7 +180,7 @@ def _refuse_elsewhere(ledger: ParameterLedger, device: torch.device) -> None:
     if elsewhere:
         raise ModelError(
             f"{len(elsewhere)} parameters are not on {device}",
-            where=", ".join(elsewhere[:5]),
+            where=first_few(elsewhere),
             rule="the optimizer is built when the model is on its device",
             remedy=f"call model.to('{device}') first",
         )

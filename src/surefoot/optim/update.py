@@ -14,12 +14,15 @@ import torch
 from torch import Tensor
 
 from surefoot.core.errors import CheckpointError, ModelError
+from surefoot.optim.ledger import first_few
+from surefoot.optim.master_weights import NO_MASTERS, MasterWeights
 
+SKIPPING_DEVICES: Final = frozenset({"cpu", "cuda"})
+"""Where the fused kernels are verified to leave everything alone on a non-finite flag."""
 _FUSED_SKIPPERS: Final = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
-"""torch optimizers whose fused kernels leave everything alone where `found_inf` is 1."""
-_SKIPPING_DEVICES: Final = frozenset({"cpu", "cuda"})
-"""Where that is verified."""
-_OURS: Final = frozenset({"params", "name", "parameter_names", "lr_multiplier", "base_lr", "lr"})
+_SCHEDULED: Final = frozenset({"lr", "momentum", "betas"})
+"""Group values that `set_rate` sets: the schedule's, not state."""
+_NAMES: Final = frozenset({"params", "name", "parameter_names", "lr_multiplier", "base_lr"})
 
 
 class SkipKind(Enum):
@@ -46,33 +49,40 @@ class UpdateOptimizer:
             optimizer that can skip on the device always does; any other waits for the flag where
             this is true.
         kernel: which kernels run and why, for the record.
+        masters: float32 copies that the optimizer steps in place of low-precision weights.
 
     Raises:
         ModelError: a group lacks its names, or a name occurs twice.
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, *, skipping: bool, kernel: str = "as given"
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        skipping: bool,
+        kernel: str = "as the optimizer was made",
+        masters: MasterWeights = NO_MASTERS,
     ) -> None:
         self.optimizer = optimizer
         self.kernel = kernel
-        self._names = _names_of(optimizer)
-        self._parameters = tuple(self._names.values())
+        self._masters = masters
+        self._stepped = _stepped_by_name(optimizer)
+        self._parameters = tuple(map(self._masters.model_weight, self._stepped.values()))
         self._device = self._parameters[0].device
         self.skips = _skip_kind(optimizer, skipping)
         for group in optimizer.param_groups:
             group.setdefault("lr_multiplier", 1.0)
             group["base_lr"] = float(group["lr"])
-        self._initial = [_plain_values(group) for group in optimizer.param_groups]
+        self._as_made = [_plain_values(group) for group in optimizer.param_groups]
+        self._found_inf = torch.zeros((), dtype=torch.float32, device=self._device)
         if self.skips is SkipKind.ON_DEVICE:
-            self._found_inf = torch.zeros((), device=self._device)
+            # Read by the fused kernels: 1.0 leaves weights, moments and step counts alone.
             optimizer.found_inf = self._found_inf  # type: ignore[attr-defined]
-        if isinstance(optimizer, torch.optim.SGD):
-            _allocate_momentum(optimizer)
+        _allocate_momentum(optimizer)
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:
-        """Every parameter of every group, in group order."""
+        """The model's parameters, in group order."""
         return self._parameters
 
     def gradients(self) -> list[Tensor]:
@@ -111,15 +121,16 @@ class UpdateOptimizer:
                 step count (but for `SkipKind.NEVER`).
         """
         if self.skips is SkipKind.ON_DEVICE:
-            if finite.device != self._device:
-                finite = finite.to(self._device)
-            torch.logical_not(finite, out=self._found_inf)
+            torch.logical_not(_on(finite, self._device), out=self._found_inf)
         elif self.skips is SkipKind.ON_HOST and not bool(finite):
             return
+        self._masters.take_gradients()
         self.optimizer.step()
+        self._masters.publish()
+        self._masters.drop_gradients()
 
     def state_by_name(self) -> dict[str, Any]:
-        """Everything that must survive, keyed by parameter name: tensors (live) and plain values.
+        """Everything that must survive, keyed by parameter name: live tensors and plain values.
 
         Rates and hyper-parameters are the recipe's and are not kept; a group value that the
         optimizer itself has changed since it was made (a counter) is.
@@ -127,11 +138,12 @@ class UpdateOptimizer:
         state = self.optimizer.state
         return {
             "kind": type(self.optimizer).__name__,
-            "shapes": {name: list(p.shape) for name, p in self._names.items()},
-            "parameters": {name: dict(state[p]) for name, p in self._names.items() if p in state},
+            "shapes": self._shapes(),
+            "parameters": {n: dict(state[p]) for n, p in self._stepped.items() if p in state},
+            "masters": {n: p for n, p in self._stepped.items() if self._masters.is_master(p)},
             "groups": {
-                group["name"]: _changed(initial, _plain_values(group))
-                for group, initial in zip(self.optimizer.param_groups, self._initial, strict=True)
+                group["name"]: _counters(as_made, _plain_values(group))
+                for group, as_made in zip(self.optimizer.param_groups, self._as_made, strict=True)
             },
         }
 
@@ -152,8 +164,13 @@ class UpdateOptimizer:
                         for key, value in state["parameters"][name].items()
                     }
             group.update(state["groups"].get(group["name"], {}))
-        if isinstance(self.optimizer, torch.optim.SGD):
-            _allocate_momentum(self.optimizer)
+        with torch.no_grad():
+            for name, master in state["masters"].items():
+                self._stepped[name].copy_(master)
+        _allocate_momentum(self.optimizer)
+
+    def _shapes(self) -> dict[str, list[int]]:
+        return {name: list(parameter.shape) for name, parameter in self._stepped.items()}
 
     def _refuse_other(self, state: Mapping[str, Any]) -> None:
         kind = type(self.optimizer).__name__
@@ -164,57 +181,67 @@ class UpdateOptimizer:
                 rule="a resume keeps the optimizer",
                 remedy="resume with the optimizer section of that run",
             )
-        ours = {name: list(p.shape) for name, p in self._names.items()}
-        theirs = state["shapes"]
+        ours, theirs = self._shapes(), state["shapes"]
         wrong = [
             f"{name}: checkpoint {theirs.get(name, 'missing')}, run {ours.get(name, 'missing')}"
             for name in sorted(ours.keys() | theirs.keys())
             if ours.get(name) != theirs.get(name)
         ]
+        masters = {n for n, p in self._stepped.items() if self._masters.is_master(p)}
+        wrong += [
+            f"{name}: a float32 copy on one side only"
+            for name in sorted(masters ^ state["masters"].keys())
+        ]
         if wrong:
-            more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
             raise CheckpointError(
                 f"the optimizer state is of other parameters: {len(wrong)} differ",
-                where="; ".join(wrong[:5]) + more,
-                rule="a resume trains the same parameters, by name and shape",
+                where=first_few(wrong),
+                rule="a resume trains the same parameters, by name, shape and precision",
                 remedy="keep the model and what is frozen as they were",
             )
 
 
-def _names_of(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def _stepped_by_name(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     names: dict[str, Tensor] = {}
+    group_names = [group.get("name") for group in optimizer.param_groups]
     for index, group in enumerate(optimizer.param_groups):
         listed: Sequence[str] = group.get("parameter_names", ())
         if "name" not in group or len(listed) != len(group["params"]):
-            raise ModelError(
-                f"parameter group {index} does not name its parameters",
-                where=f"param_groups[{index}]",
-                rule="a group holds `name` and `parameter_names`, one for each parameter",
-                remedy="build the groups with ParameterLedger.build(model, ...).groups()",
-            )
+            raise _bad_group(index, "it does not name its parameters")
+        if group_names.index(group["name"]) != index:
+            raise _bad_group(index, f"an earlier group is named '{group['name']}' too")
         for name, parameter in zip(listed, group["params"], strict=True):
             if name in names:
-                raise ModelError(
-                    f"two parameters are named {name}",
-                    where=f"param_groups[{index}]",
-                    rule="each trainable parameter is in exactly one group",
-                    remedy="build the groups with ParameterLedger.build(model, ...).groups()",
-                )
+                raise _bad_group(index, f"{name} is named in two places")
             names[name] = parameter
     return names
 
 
+def _bad_group(index: int, what: str) -> ModelError:
+    return ModelError(
+        f"parameter group {index} cannot be used: {what}",
+        where=f"param_groups[{index}]",
+        rule="a group holds `name` and `parameter_names`, one for each of its parameters",
+        remedy="use ParameterLedger.build(model, ...).groups(), or name_groups(model, groups)",
+    )
+
+
 def _skip_kind(optimizer: torch.optim.Optimizer, skipping: bool) -> SkipKind:
-    fused = all(group.get("fused") for group in optimizer.param_groups)
-    devices = {p.device.type for group in optimizer.param_groups for p in group["params"]}
-    if type(optimizer) in _FUSED_SKIPPERS and fused and devices <= _SKIPPING_DEVICES:
+    groups = optimizer.param_groups
+    fused = type(optimizer) in _FUSED_SKIPPERS and all(group.get("fused") for group in groups)
+    on_device = {p.device.type for group in groups for p in group["params"]} <= SKIPPING_DEVICES
+    # Damped momentum differs in its first step, so its buffers cannot be made beforehand.
+    damped = any(group.get("dampening", 0) != 0 for group in groups)
+    if fused and on_device and not damped:
         return SkipKind.ON_DEVICE
     return SkipKind.ON_HOST if skipping else SkipKind.NEVER
 
 
-def _allocate_momentum(optimizer: torch.optim.SGD) -> None:
-    # Left to itself, fused SGD allocates uninitialised buffers in its first step and a skip would
-    # keep them. From zero, `v = momentum * v + g` is torch's own first value, g (dampening 0).
+def _allocate_momentum(optimizer: torch.optim.Optimizer) -> None:
+    # Left to itself, fused SGD makes its buffers uninitialised in the first step, and a skip would
+    # keep them so. From zero, `v = momentum * v + g` gives torch's own first value, g.
+    if not isinstance(optimizer, torch.optim.SGD):
+        return
     for group in optimizer.param_groups:
         if group["momentum"] != 0 and group["dampening"] == 0:
             for parameter in group["params"]:
@@ -227,21 +254,25 @@ def _plain_values(group: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value
         for key, value in group.items()
-        if key not in _OURS and isinstance(value, (bool, int, float, str, tuple))
+        if key not in _NAMES and isinstance(value, (bool, int, float, str, tuple))
     }
 
 
-def _changed(initial: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    scheduled = ("momentum", "betas")
+def _counters(as_made: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value
         for key, value in now.items()
-        if key not in scheduled and initial.get(key) != value
+        if key not in _SCHEDULED and as_made.get(key) != value
     }
 
 
 def _placed(key: str, value: Any, parameter: Tensor, group: Mapping[str, Any]) -> Any:
     if not isinstance(value, Tensor):
         return value
+    # torch keeps the step count of a kernel that is not fused on the host.
     on_host = key == "step" and not (group.get("fused") or group.get("capturable"))
     return value.to("cpu" if on_host else parameter.device, copy=True)
+
+
+def _on(flag: Tensor, device: torch.device) -> Tensor:
+    return flag if flag.device == device else flag.to(device)
