@@ -15,11 +15,12 @@ from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from surefoot.core.errors import RunFolderError
 from surefoot.observe.atomic import atomic_write, fsync_directory, remove_leftovers
 from surefoot.observe.lock import LOCK_NAME, FolderLock, is_in_use
+from surefoot.observe.text import format_bytes
 
 CONFIG_NAME = "config.yaml"
 CONTRACT_NAME = "contract.yaml"
@@ -171,10 +172,12 @@ class RunFolder:
         """Writes `contract.yaml`: ready YAML text or plain values."""
         atomic_write(self.contract_path, _as_yaml(contract))
 
-    def write_record(self, record: Mapping[str, object]) -> None:
-        """Writes `record.json`; the values must be plain JSON values."""
+    def write_record(self, record: Mapping[str, object], *, name: str = RECORD_NAME) -> Path:
+        """Writes `record.json`; the values must be plain JSON values. Returns its path."""
         text = json.dumps(record, indent=2, allow_nan=False, ensure_ascii=False)
-        atomic_write(self.record_path, text + "\n")
+        path = self.path / name
+        atomic_write(path, text + "\n")
+        return path
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -251,17 +254,6 @@ def check_free_space(path: str | Path, needed_bytes: int) -> None:
             rule="all that a run will write must fit before it starts",
             remedy="free some space, keep fewer checkpoints, or name a folder on another disk",
         )
-
-
-def format_bytes(count: float) -> str:
-    """A count of bytes for people, such as `1.5 GiB`."""
-    if count < 1024:
-        return f"{count:.0f} B"
-    for unit in ("KiB", "MiB", "GiB", "TiB"):  # noqa: B007
-        count /= 1024
-        if count < 1024:
-            break
-    return f"{count:.1f} {unit}"
 
 
 def _make_directory(path: Path) -> bool:

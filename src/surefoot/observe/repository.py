@@ -1,0 +1,119 @@
+"""Which code ran: commit, branch and uncommitted changes of the git repository around a folder.
+
+It asks git only to read. No repository and no git are facts to state, never errors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+DIFF_LIMIT_BYTES = 1 << 20
+UNTRACKED_LIMIT = 50
+_TIMEOUT_SECONDS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryState:
+    """The code's state; all None where `reason` says why it is not known."""
+
+    commit: str | None = None
+    branch: str | None = None
+    """None also on a detached head."""
+    dirty: bool | None = None
+    """Whether tracked files differ from the commit."""
+    diff: bytes = b""
+    """`git diff HEAD`, at most `DIFF_LIMIT_BYTES` of it."""
+    diff_bytes: int = 0
+    """Length of the whole diff."""
+    diff_sha256: str | None = None
+    """Of the whole diff; None where there is none."""
+    untracked: tuple[str, ...] = field(default=())
+    """Names only, at most `UNTRACKED_LIMIT`: their content may be secret or huge."""
+    untracked_count: int = 0
+    reason: str | None = None
+
+
+def repository_state(folder: Path) -> RepositoryState:
+    """The state of the repository that holds `folder`."""
+    try:
+        _git(folder, "rev-parse", "--show-toplevel")
+    except FileNotFoundError:
+        return RepositoryState(reason="git is not installed")
+    except subprocess.TimeoutExpired:
+        return RepositoryState(reason="git did not answer")
+    except subprocess.CalledProcessError as error:
+        return RepositoryState(reason=_first_line(error.stderr) or "no git repository here")
+    try:
+        commit = _git(folder, "rev-parse", "HEAD").decode().strip()
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        return RepositoryState(reason="the repository has no commit yet")
+    try:
+        branch = _git(folder, "rev-parse", "--abbrev-ref", "HEAD").decode().strip()
+        diff, length, digest = _diff(folder)
+        untracked = _git(folder, "ls-files", "--others", "--exclude-standard", "--full-name", ":/")
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        return RepositoryState(commit=commit, reason=f"git stopped answering: {error}")
+    names = untracked.decode("utf-8", "replace").splitlines()
+    return RepositoryState(
+        commit=commit,
+        branch=None if branch == "HEAD" else branch,
+        dirty=length > 0,
+        diff=diff,
+        diff_bytes=length,
+        diff_sha256=digest if length else None,
+        untracked=tuple(names[:UNTRACKED_LIMIT]),
+        untracked_count=len(names),
+    )
+
+
+def _command(folder: Path, *arguments: str) -> list[str]:
+    # Nothing that the repository's own configuration could start: no hooks, monitors or pagers.
+    return ["git", "--no-pager", "-c", "core.fsmonitor=false", "-C", str(folder), *arguments]
+
+
+def _environment() -> dict[str, str]:
+    quiet = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+    # A hook or a wrapper may have pointed git at another repository than the folder's.
+    own = {k: v for k, v in os.environ.items() if k not in ("GIT_DIR", "GIT_WORK_TREE")}
+    return own | quiet
+
+
+def _git(folder: Path, *arguments: str) -> bytes:
+    return subprocess.run(
+        _command(folder, *arguments),
+        env=_environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=_TIMEOUT_SECONDS,
+        check=True,
+    ).stdout
+
+
+def _diff(folder: Path) -> tuple[bytes, int, str]:
+    """The capped diff against HEAD, its whole length and its hash, in little memory."""
+    options = ("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--binary")
+    kept = bytearray()
+    length = 0
+    digest = hashlib.sha256()
+    with subprocess.Popen(
+        _command(folder, *options),
+        env=_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        assert process.stdout is not None
+        while chunk := process.stdout.read(1 << 16):
+            digest.update(chunk)
+            length += len(chunk)
+            kept += chunk[: max(0, DIFF_LIMIT_BYTES - len(kept))]
+    return bytes(kept), length, digest.hexdigest()
+
+
+def _first_line(text: bytes) -> str:
+    lines = text.decode("utf-8", "replace").strip().splitlines()
+    return lines[0] if lines else ""

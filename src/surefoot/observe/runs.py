@@ -1,0 +1,188 @@
+"""The runs under a folder, each from its own files alone. Changes nothing and needs no service."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+
+from surefoot.core.errors import DataError, RunFolderError
+from surefoot.core.reports import Event
+from surefoot.observe.events import BEGINNINGS, ENDS, EventKind, read_events
+from surefoot.observe.lock import is_in_use
+from surefoot.observe.metrics_log import last_step_row
+from surefoot.observe.metrics_schema import number
+from surefoot.observe.run_folder import (
+    CONFIG_NAME,
+    EVENTS_NAME,
+    METRICS_NAME,
+    RECORD_NAME,
+)
+
+
+class RunStatus(StrEnum):
+    """What became of a run."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    """Stopped on request; it can be resumed."""
+    KILLED = "killed"
+    """Its process ended without a word; it can be resumed."""
+
+
+_STATUS_OF_END = {
+    EventKind.FINISHED: RunStatus.FINISHED,
+    EventKind.FAILURE: RunStatus.FAILED,
+    EventKind.STOPPED: RunStatus.STOPPED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BestMetric:
+    """The best value of the metric that decides."""
+
+    set_name: str
+    metric: str
+    value: float
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """One run of a list. None: the run has left nothing to know it by."""
+
+    path: Path
+    name: str
+    status: RunStatus
+    step: int | None
+    loss: float | None
+    """Of the last update in the log."""
+    best: BestMetric | None
+    started: datetime | None
+    duration_seconds: float | None
+    """Sum over the stretches between a start or resume and its end. A stretch that was killed
+    counts up to its last sign of life."""
+    note: str
+    """The last event's message, or what is wrong with the folder's files."""
+
+
+def list_runs(root: str | Path) -> list[RunSummary]:
+    """Every run folder directly under `root`, oldest first.
+
+    Raises:
+        RunFolderError: `root` is no folder.
+    """
+    root = Path(root)
+    if not root.is_dir():
+        raise RunFolderError(
+            "The folder of the runs does not exist.",
+            where=str(root),
+            remedy="name the folder that holds the run folders, or start a run",
+        )
+    names = (CONFIG_NAME, RECORD_NAME, EVENTS_NAME)
+    folders = [
+        path
+        for path in sorted(root.iterdir())
+        if path.is_dir() and any((path / name).is_file() for name in names)
+    ]
+    return [summarise_run(path) for path in folders]
+
+
+def summarise_run(path: Path) -> RunSummary:
+    """One run folder in one line; damaged files are said, not raised."""
+    problems: list[str] = []
+    running = is_in_use(path)
+    events = list(read_events(path / EVENTS_NAME)) if (path / EVENTS_NAME).is_file() else []
+    row: dict[str, object] | None = None
+    best = None
+    metrics_path = path / METRICS_NAME
+    if metrics_path.is_file():
+        try:
+            row = last_step_row(metrics_path)
+            best = best_metric(metrics_path, *_deciding_metric(path / RECORD_NAME))
+        except (ValueError, KeyError, DataError) as error:
+            problems.append(f"{METRICS_NAME} is damaged: {error}")
+    last_seen = number(row["time"]) if row else None
+    if running:
+        last_seen = datetime.now().timestamp()
+    began = [event.time for event in events if event.kind in BEGINNINGS]
+    messages = problems or [event.message for event in events[-1:]]
+    return RunSummary(
+        path=path,
+        name=path.name,
+        status=_status(events, running),
+        step=int(number(row["step"])) if row else None,
+        loss=number(row["loss"]) if row else None,
+        best=best,
+        started=datetime.fromtimestamp(began[0]) if began else None,
+        duration_seconds=_duration_seconds(events, last_seen),
+        note=messages[0] if messages else "",
+    )
+
+
+def best_metric(path: Path, set_name: str | None, metric: str, direction: str) -> BestMetric | None:
+    """The best evaluation in a metrics log; NaN is never the best.
+
+    Args:
+        set_name: the validation set that decides; None: the one evaluated first.
+        direction: `min` or `max`.
+    """
+    best: BestMetric | None = None
+    sign = 1 if direction == "min" else -1
+    with open(path, "rb") as file:
+        for line in file:
+            # The row's kind comes first, so that rows of updates cost no parsing.
+            if not line.startswith(b'{"row":"eval"') or not line.endswith(b"\n"):
+                continue
+            row = json.loads(line)
+            set_name = set_name or row["name"]
+            if row["name"] != set_name or metric not in row["metrics"]:
+                continue
+            value = number(row["metrics"][metric])
+            if not math.isnan(value) and (best is None or sign * value < sign * best.value):
+                best = BestMetric(row["name"], metric, value, row["step"])
+    return best
+
+
+def _deciding_metric(record_path: Path) -> tuple[str | None, str, str]:
+    """Set, metric and direction from `extra.deciding_metric` of the record."""
+    try:
+        extra = json.loads(record_path.read_text("utf-8")).get("extra", {})
+        fields = extra.get("deciding_metric", {})
+        return fields.get("set"), fields.get("metric", "loss"), fields.get("direction", "min")
+    except (OSError, ValueError, AttributeError):
+        return None, "loss", "min"
+
+
+def _status(events: Sequence[Event], running: bool) -> RunStatus:
+    if running:
+        return RunStatus.RUNNING
+    for event in reversed(events):
+        if event.kind in ENDS:
+            return _STATUS_OF_END[EventKind(event.kind)]
+        if event.kind in BEGINNINGS:
+            break
+    return RunStatus.KILLED
+
+
+def _duration_seconds(events: Sequence[Event], last_seen: float | None) -> float | None:
+    total = 0.0
+    began: float | None = None
+    seen = 0.0
+    for event in events:
+        if event.kind in BEGINNINGS:
+            total += seen - began if began is not None else 0.0
+            began = seen = event.time
+        elif event.kind != EventKind.UNREADABLE:
+            seen = max(seen, event.time)
+    if began is None:
+        return None
+    if events[-1].kind not in ENDS and last_seen is not None:
+        seen = max(seen, last_seen)
+    return total + seen - began

@@ -1,0 +1,237 @@
+"""What the console shows, as numbers: a frozen view, made from the latest report now and then.
+
+It only reads reports and clocks. How it looks is `frame.py`'s; where it goes is `console.py`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from surefoot.core.reports import EvalReport, Event, StepReport
+from surefoot.observe.events import EventKind
+
+CURVE_POINTS = 256
+RECENT_POINTS = 14
+SPEED_WINDOW_SECONDS = 30.0
+
+Unit = Literal["steps", "tokens", "samples", "epochs", "seconds"]
+State = Literal["starting", "training", "finished", "stopped", "failed"]
+
+_STATE_OF_END: Mapping[str, State] = {
+    EventKind.FINISHED: "finished",
+    EventKind.STOPPED: "stopped",
+    EventKind.FAILURE: "failed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What does not change during a run."""
+
+    name: str
+    folder: str
+    total: float
+    """Where the run ends, in `unit`."""
+    unit: Unit = "steps"
+    counts: Literal["tokens", "samples"] = "samples"
+    """What the speed is counted in."""
+    device: str = ""
+    """For people, such as `cpu` or `NVIDIA H100`."""
+    precision: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One moment of a run. None stands for what is not known yet."""
+
+    facts: RunFacts
+    state: State
+    done: float
+    """In the unit of `facts.total`."""
+    elapsed_seconds: float
+    """Since this process began the run."""
+    remaining_seconds: float | None
+    report: StepReport | None
+    speed: float | None
+    """Tokens or samples a second, evaluations and saves included."""
+    data_wait: float | None
+    """Share of the recent updates' time that was spent waiting for data."""
+    skipped: int
+    quiet_seconds: float
+    """Since the last report arrived."""
+    recent: tuple[float, ...]
+    """Some of the last losses."""
+    curve: tuple[tuple[int, float], ...]
+    """(step, loss) over the whole run, thinned out."""
+    evaluations: tuple[EvalReport, ...]
+    """The last one of each validation set."""
+    evaluation_curve: tuple[tuple[int, float], ...]
+    """(step, loss) of the first validation set."""
+    note: str
+    """What happened last, for people."""
+
+
+class Curve:
+    """Points over a whole run in bounded memory: when full, neighbours are averaged in pairs."""
+
+    def __init__(self, capacity: int = CURVE_POINTS) -> None:
+        self._capacity = capacity
+        self._points: list[tuple[int, float]] = []
+        self._stride = 1
+        self._waiting: list[tuple[int, float]] = []
+
+    def add(self, step: int, value: float) -> None:
+        """Adds a point; non-finite values are left out."""
+        if not math.isfinite(value):
+            return
+        self._waiting.append((step, value))
+        if len(self._waiting) < self._stride:
+            return
+        self._points.append(_mean(self._waiting))
+        self._waiting.clear()
+        if len(self._points) >= self._capacity:
+            pairs = zip(self._points[::2], self._points[1::2], strict=True)
+            self._points = [_mean(list(pair)) for pair in pairs]
+            self._stride *= 2
+
+    def points(self) -> tuple[tuple[int, float], ...]:
+        """All points, and the last value as it is."""
+        return (*self._points, *self._waiting[-1:])
+
+
+def _mean(points: list[tuple[int, float]]) -> tuple[int, float]:
+    return points[-1][0], sum(value for _, value in points) / len(points)
+
+
+@dataclass(slots=True)
+class _Moment:
+    time: float
+    done: float
+    items: int
+    data_seconds: float
+    step_seconds: float
+
+
+@dataclass
+class Tracker:
+    """Turns reports into views. It belongs to one thread.
+
+    Args:
+        began: clock reading at which this process began the run.
+    """
+
+    facts: RunFacts
+    began: float
+    _first_done: float | None = None
+    _moments: deque[_Moment] = field(default_factory=deque)
+    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_POINTS))
+    _curve: Curve = field(default_factory=Curve)
+    _evaluation_curve: Curve = field(default_factory=Curve)
+    _evaluations: dict[tuple[str, str], EvalReport] = field(default_factory=dict)
+    _report: StepReport | None = None
+    _seen_at: float = 0.0
+    _state: State = "starting"
+    _note: str = ""
+
+    def note_eval(self, report: EvalReport) -> None:
+        """Takes an evaluation."""
+        first = next(iter(self._evaluations), (report.name, report.weights))
+        self._evaluations[report.name, report.weights] = report
+        if (report.name, report.weights) == first:
+            self._evaluation_curve.add(report.step, report.metrics.get("loss", math.nan))
+
+    def note_event(self, event: Event) -> None:
+        """Takes an event."""
+        self._state = _STATE_OF_END.get(event.kind, self._state)
+        self._note = event.message
+
+    def view(self, report: StepReport | None, now: float) -> View:
+        """The run as it is at clock reading `now`; `report` is the latest one."""
+        if report is not None and report is not self._report:
+            self._take(report, now)
+        report = self._report
+        done = self._done(report, now)
+        return View(
+            facts=self.facts,
+            state=self._state,
+            done=done,
+            elapsed_seconds=now - self.began,
+            remaining_seconds=self._remaining_seconds(done, now),
+            report=report,
+            speed=self._speed(),
+            data_wait=self._data_wait(),
+            skipped=report.window - report.step if report else 0,
+            quiet_seconds=now - self._seen_at if report else now - self.began,
+            recent=tuple(self._recent),
+            curve=self._curve.points(),
+            evaluations=tuple(self._evaluations.values()),
+            evaluation_curve=self._evaluation_curve.points(),
+            note=self._note,
+        )
+
+    def _take(self, report: StepReport, now: float) -> None:
+        self._report = report
+        self._seen_at = now
+        if self._state == "starting":
+            self._state = "training"
+        if math.isfinite(report.loss):
+            self._recent.append(report.loss)
+        self._curve.add(report.step, report.loss)
+        items = report.tokens if self.facts.counts == "tokens" else report.samples
+        self._moments.append(
+            _Moment(
+                report.time or now,
+                self._done(report, now),
+                items,
+                report.data_seconds,
+                report.step_seconds,
+            )
+        )
+        # Two moments always stay, so that slow updates have a speed, too.
+        while len(self._moments) > 2 and (
+            self._moments[-1].time - self._moments[0].time > SPEED_WINDOW_SECONDS
+        ):
+            self._moments.popleft()
+
+    def _done(self, report: StepReport | None, now: float) -> float:
+        if self.facts.unit == "seconds":
+            return now - self.began
+        if report is None:
+            return 0.0
+        return {
+            "steps": report.step,
+            "tokens": report.tokens,
+            "samples": report.samples,
+            "epochs": report.epoch,
+        }[self.facts.unit]
+
+    def _remaining_seconds(self, done: float, now: float) -> float | None:
+        left = max(0.0, self.facts.total - done)
+        if self.facts.unit == "seconds" or left == 0:
+            return left
+        if len(self._moments) < 2:
+            return None
+        first, last = self._moments[0], self._moments[-1]
+        if last.time <= first.time or last.done <= first.done:
+            return None
+        remaining = left * (last.time - first.time) / (last.done - first.done)
+        return max(0.0, remaining - (now - self._seen_at))
+
+    def _speed(self) -> float | None:
+        if len(self._moments) >= 2:
+            first, last = self._moments[0], self._moments[-1]
+            if last.time > first.time:
+                return (last.items - first.items) / (last.time - first.time)
+        report = self._report
+        if report is not None and report.step_seconds > 0 and self.facts.counts == "tokens":
+            return report.weight / report.step_seconds
+        return None
+
+    def _data_wait(self) -> float | None:
+        spent = sum(moment.step_seconds for moment in self._moments)
+        waited = sum(moment.data_seconds for moment in self._moments)
+        return min(1.0, waited / spent) if spent > 0 else None
