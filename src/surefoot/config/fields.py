@@ -141,12 +141,9 @@ SpanOrUndecided = Annotated[
 
 CooldownStart = Annotated[
     Count | float | str,
-    *_annotated(
-        _count_of(_UPDATES, "before-end", "on-resume", bare_steps=True, share=True),
-        _TEXT_OR_NUMBER,
-    ),
+    *_annotated(_count_of(_UPDATES, "before-end", bare_steps=True, share=True), _TEXT_OR_NUMBER),
 ]
-"""Where a cooldown starts: its length before the end, where the run is resumed, or a count."""
+"""Where a cooldown starts: its own length before the end of the run, or at a count."""
 
 Period = Annotated[Count, *_annotated(_count_of(_UPDATES, bare_steps=True), _TEXT_OR_NUMBER)]
 """A count of updates, tokens, samples or epochs; a bare whole number is updates."""

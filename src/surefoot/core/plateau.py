@@ -73,7 +73,7 @@ class Plateau:
             raise RequestError(
                 "this plateau rule cannot be",
                 where=repr(self),
-                rule="0 < factor < 1, patience >= 1, min_delta >= 0, cooldown >= 0, 0 <= floor <= 1",
+                rule="0 < factor < 1, patience >= 1, min_delta and cooldown >= 0, 0 <= floor <= 1",
             )
 
     def begin(self) -> PlateauState:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from abc import ABC
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import ClassVar, Self
@@ -15,7 +16,7 @@ from surefoot.core.errors import MixedUnitsError, RequestError
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class Count(ABC):
     """A number of something, zero or more. Use one of the kinds below, never this base.
 
     Two counts of one kind add, subtract, compare and divide (a ratio, a plain number); a count

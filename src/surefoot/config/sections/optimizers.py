@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -27,7 +28,7 @@ class GroupSection(Section):
     weight_decay: NotNegativeNumber | Literal["as-optimizer"] = "as-optimizer"
 
 
-class OptimizerBase(Section):
+class OptimizerBase(Section, ABC):
     """What all optimizers share. Abstract: name one of the kinds."""
 
     decay_rule: Literal["dimension", "name"] = "dimension"

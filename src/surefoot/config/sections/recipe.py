@@ -6,6 +6,7 @@ are run by `load_recipe` and `resolve_settings`.
 
 from __future__ import annotations
 
+from abc import ABC
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -31,7 +32,7 @@ from surefoot.config.sections.schedules import ScheduleSection, WarmupCosineSect
 from surefoot.config.sections.tasks import TaskSection
 
 
-class RunSections(Section):
+class RunSections(Section, ABC):
     """The sections that `Settings` and `Recipe` share. Abstract: use one of the two."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0

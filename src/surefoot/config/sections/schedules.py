@@ -1,7 +1,7 @@
 """Which learning-rate schedule, in the units that people think in.
 
 Never computes a rate: the formulas are in `surefoot.core.schedules`, and `make_schedule` of
-`surefoot.config.scheduling` turns a section into one of them.
+`surefoot.config.building` turns a section into one of them.
 """
 
 from __future__ import annotations
@@ -96,7 +96,11 @@ class OneCycleSection(Section):
 
 
 class WarmupStableDecaySection(Section):
-    """Warm-up, a stable phase, and a cooldown that may be decided when a run is resumed."""
+    """Warm-up, a stable phase, and a cooldown that may be decided when a run is resumed.
+
+    From a checkpoint at step 6000 of an undecided run, a cooldown of 1000 updates starts at once by
+    `schedule.cooldown=1000` with `train.horizon="7000 steps"`.
+    """
 
     kind: Literal["wsd"]
     warmup: Span = 0.02

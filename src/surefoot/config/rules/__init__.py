@@ -8,27 +8,21 @@ caller.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from surefoot.config.rules import material, run, schedule
+from surefoot.config.rules.rule import Rule
 from surefoot.core.errors import Violation
 
-Rule = Callable[..., Iterator[Violation]]
-
-RULES: list[Rule] = []
-
-
-def rule(function: Rule) -> Rule:
-    """Register a rule."""
-    RULES.append(function)
-    return function
+RULES: tuple[Rule, ...] = (*schedule.RULES, *run.RULES, *material.RULES)
 
 
 def broken_rules(sections: Mapping[str, Any]) -> list[Violation]:
     """Violations of all rules whose sections are there."""
     found: list[Violation] = []
-    for check in RULES:
-        names = inspect.signature(check).parameters
+    for rule in RULES:
+        names = inspect.signature(rule).parameters
         if all(name in sections for name in names):
-            found += check(**{name: sections[name] for name in names})
+            found += rule(**{name: sections[name] for name in names})
     return found

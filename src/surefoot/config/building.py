@@ -1,0 +1,130 @@
+"""From a schedule section to a schedule in updates. Pure arithmetic on what a run consumes.
+
+Builds nothing but schedules: everything else that a recipe names needs torch.
+"""
+
+from __future__ import annotations
+
+from surefoot.config.sections.recipe import RunSections
+from surefoot.config.sections.schedules import (
+    ConstantCooldownSection,
+    ConstantSection,
+    InverseSqrtSection,
+    MultiStepSection,
+    OneCycleSection,
+    PlateauSection,
+    StepDecaySection,
+    WarmupCosineSection,
+    WarmupLinearSection,
+    WarmupStableDecaySection,
+)
+from surefoot.core.counting import Pace, updates_in, warmup_updates
+from surefoot.core.errors import RequestError
+from surefoot.core.schedules import (
+    UNDECIDED,
+    Constant,
+    ConstantCooldown,
+    InverseSqrt,
+    MultiStep,
+    OneCycle,
+    Schedule,
+    StepDecay,
+    Undecided,
+    WarmupCosine,
+    WarmupLinear,
+    WarmupStableDecay,
+)
+from surefoot.core.units import Count
+
+
+def make_schedule(settings: RunSections, pace: Pace) -> Schedule:
+    """The schedule that the settings ask for, with every span in updates.
+
+    A plateau's schedule is its warm-up and then constant: its drops follow from evaluations.
+
+    Args:
+        settings: `Settings` or a `Recipe`.
+        pace: what one update consumes.
+
+    Raises:
+        RequestError: a span cannot be turned into updates, or does not fit into the horizon.
+    """
+    try:
+        return _made(settings, pace)
+    except RequestError as error:
+        place = error.where
+        error.where = f"schedule of kind {settings.schedule.kind!r}" + (
+            f": {place}" if place else ""
+        )
+        raise
+
+
+def _made(settings: RunSections, pace: Pace) -> Schedule:
+    section = settings.schedule
+    horizon = updates_in(settings.train.horizon, pace)
+
+    def span(value: Count | float) -> int:
+        return warmup_updates(value, pace, horizon)
+
+    def total(value: Count | str) -> int:
+        return span(value) if isinstance(value, Count) else _known(horizon)
+
+    match section:
+        case ConstantSection() | PlateauSection():
+            return Constant(span(section.warmup))
+        case WarmupCosineSection():
+            return WarmupCosine(span(section.warmup), total(section.total), section.floor)
+        case WarmupLinearSection():
+            return WarmupLinear(span(section.warmup), total(section.total), section.floor)
+        case InverseSqrtSection():
+            return InverseSqrt(span(section.warmup))
+        case StepDecaySection():
+            return StepDecay(span(section.period), section.factor, span(section.warmup))
+        case MultiStepSection():
+            milestones = tuple(span(milestone) for milestone in section.milestones)
+            return MultiStep(milestones, section.factor, span(section.warmup))
+        case OneCycleSection():
+            end = total(section.total)
+            # A share is not rounded: torch's pct_start is not either.
+            rise = section.rise * end if isinstance(section.rise, float) else span(section.rise)
+            return OneCycle(
+                total=end,
+                rise=rise,
+                anneal=section.anneal,
+                initial_divisor=section.initial_divisor,
+                final_divisor=section.final_divisor,
+                momentum_low=section.momentum_low,
+                momentum_high=section.momentum_high,
+                cycle_momentum=section.cycle_momentum,
+            )
+        case WarmupStableDecaySection():
+            start, length = _cooldown(section, pace, horizon)
+            warmup = span(section.warmup)
+            return WarmupStableDecay(warmup, start, length, section.floor, section.shape)
+        case ConstantCooldownSection():
+            start, length = _cooldown(section, pace, horizon)
+            return ConstantCooldown(start, length, section.floor, section.shape)
+
+
+def _cooldown(
+    section: WarmupStableDecaySection | ConstantCooldownSection,
+    pace: Pace,
+    horizon: int | Undecided,
+) -> tuple[int | Undecided, int]:
+    """Start and length; an undecided cooldown has length 1 and never starts."""
+    if isinstance(section.cooldown, str):
+        return UNDECIDED, 1
+    length = warmup_updates(section.cooldown, pace, horizon)
+    if isinstance(section.cooldown_start, str):
+        return _known(horizon) - length, length
+    return warmup_updates(section.cooldown_start, pace, horizon), length
+
+
+def _known(horizon: int | Undecided) -> int:
+    if isinstance(horizon, Undecided):
+        raise RequestError(
+            "the end of the run is not known in updates",
+            rule="a decay to the end needs a horizon in steps, tokens, samples or epochs",
+            remedy="change train.horizon, or say in the schedule section where the decay ends",
+        )
+    return horizon

@@ -1,0 +1,123 @@
+"""Rules of what is trained on what: model, data and task must fit each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from surefoot.config.rules.rule import Rule, broken
+from surefoot.config.sections.data import DataSection, TextSection
+from surefoot.config.sections.models import GPTSection, ModelSection, ResNetSection
+from surefoot.config.sections.tasks import TaskSection
+from surefoot.core.errors import Violation
+
+_TASKS_OF_DATA = {
+    "text": "generation",
+    "digits": "classification",
+    "diabetes": "regression",
+    "image_folder": "classification",
+}
+_DATA_OF_MODELS: dict[str, tuple[str, ...]] = {
+    "gpt": ("text", "custom"),
+    "resnet": ("digits", "image_folder", "arrays", "custom"),
+    "mlp": ("digits", "diabetes", "image_folder", "arrays", "custom"),
+}
+
+
+def task_fits_the_data(task: TaskSection, data: DataSection) -> Iterator[Violation]:
+    """Labels of one meaning cannot train a loss of another."""
+    wanted = _TASKS_OF_DATA.get(data.kind, task.kind)
+    if task.kind not in (wanted, "custom", "function"):
+        yield broken(
+            "task.kind",
+            f"{data.kind} data has the labels of {wanted}, not of {task.kind}",
+            f"use task.kind={wanted}",
+        )
+
+
+def model_fits_the_data(model: ModelSection, data: DataSection) -> Iterator[Violation]:
+    """A decoder reads tokens, the others read numbers."""
+    fitting = _DATA_OF_MODELS.get(model.kind, (data.kind,))
+    if data.kind not in fitting:
+        yield broken(
+            "model.kind",
+            f"{model.kind} cannot read {data.kind} data",
+            "it reads data of kind " + ", ".join(fitting),
+        )
+
+
+def heads_divide_the_embedding(model: ModelSection) -> Iterator[Violation]:
+    """Each head takes an equal part, and rotary positions turn pairs of dims."""
+    if not isinstance(model, GPTSection):
+        return
+    dim, heads = model.embedding_dim, model.num_heads
+    if dim % heads:
+        yield broken(
+            "model.num_heads",
+            f"{heads} heads do not divide model.embedding_dim = {dim}",
+            f"use for example {max(n for n in range(1, heads + 1) if dim % n == 0)} heads",
+        )
+    elif model.positions == "rope" and (dim // heads) % 2:
+        yield broken(
+            "model.num_heads",
+            f"rope needs an even number of dims a head, not {dim // heads}",
+            "change model.embedding_dim or model.num_heads, or use model.positions=learned",
+        )
+    kv_heads = model.num_kv_heads
+    if isinstance(kv_heads, int) and heads % kv_heads:
+        yield broken(
+            "model.num_kv_heads",
+            f"{kv_heads} key and value heads do not divide model.num_heads = {heads}",
+            "use a divisor of model.num_heads, or as-heads",
+        )
+
+
+def sequences_fit_the_model(model: ModelSection, data: DataSection) -> Iterator[Violation]:
+    """The model must hold the longest sequence and every token id."""
+    if not (isinstance(model, GPTSection) and isinstance(data, TextSection)):
+        return
+    for key in ("sequence_length", "vocabulary_size"):
+        held, needed = getattr(model, key), getattr(data, key)
+        if isinstance(held, int) and held < needed:
+            yield broken(
+                f"model.{key}",
+                f"{held} is less than data.{key} = {needed}",
+                f"use model.{key}=from-data",
+            )
+
+
+def stages_have_blocks(model: ModelSection) -> Iterator[Violation]:
+    """Numbers of blocks are one for all stages, or one for each."""
+    if (
+        isinstance(model, ResNetSection)
+        and isinstance(model.blocks_per_stage, tuple)
+        and len(model.blocks_per_stage) != len(model.widths)
+    ):
+        yield broken(
+            "model.blocks_per_stage",
+            f"{len(model.blocks_per_stage)} numbers for {len(model.widths)} stages (model.widths)",
+            "give one number, or one for each stage",
+        )
+
+
+def files_have_a_path(data: DataSection) -> Iterator[Violation]:
+    """Text from files needs to know which; the standard library's own needs no path."""
+    if not isinstance(data, TextSection):
+        return
+    if data.source == "files" and data.path == "none":
+        yield broken("data.path", "data.source is files, and no path is given", "add data.path")
+    if data.source == "stdlib" and data.path != "none":
+        yield broken(
+            "data.path",
+            f"{data.path!r} is given, and data.source is stdlib, which reads no path",
+            "use data.source=files",
+        )
+
+
+RULES: tuple[Rule, ...] = (
+    task_fits_the_data,
+    model_fits_the_data,
+    heads_divide_the_embedding,
+    sequences_fit_the_model,
+    stages_have_blocks,
+    files_have_a_path,
+)
