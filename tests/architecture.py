@@ -288,7 +288,7 @@ def _constructor_arguments(node: ast.ClassDef, classes: Mapping[str, ast.ClassDe
         if _is_frozen(decorator):
             return 0
         fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
-        return sum("ClassVar" not in ast.unparse(field.annotation) for field in fields)
+        return sum(_is_argument(item) for item in fields)
     for item in node.body:
         if isinstance(item, FunctionNode) and item.name == "__init__":
             arguments = item.args
@@ -296,6 +296,19 @@ def _constructor_arguments(node: ast.ClassDef, classes: Mapping[str, ast.ClassDe
                 len(arguments.posonlyargs) + len(arguments.args) + len(arguments.kwonlyargs) - 1
             ) + sum(extra is not None for extra in (arguments.vararg, arguments.kwarg))
     return 0
+
+
+def _is_argument(item: ast.AnnAssign) -> bool:
+    """Whether a dataclass field is an argument of the constructor."""
+    return "ClassVar" not in ast.unparse(item.annotation) and not (
+        isinstance(item.value, ast.Call)
+        and any(
+            keyword.arg == "init"
+            and isinstance(keyword.value, ast.Constant)
+            and keyword.value.value is False
+            for keyword in item.value.keywords
+        )
+    )
 
 
 def inheritance_breaches(tree: Tree) -> list[str]:

@@ -272,8 +272,10 @@ def test_each_rule_can_fail(case: str, write: Write) -> None:
         "    def __init__(self, a, b, c, d, e, f, g, h, i): pass\n",
         "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass A:\n"
         + "".join(f"    f{n}: int\n" for n in range(12)),
+        "from dataclasses import dataclass, field\n@dataclass\nclass A:\n"
+        + "".join(f"    f{n}: int = field(init=False)\n" for n in range(12)),
     ],
-    ids=["error", "module", "frozen dataclass"],
+    ids=["error", "module", "frozen dataclass", "fields outside the constructor"],
 )
 def test_what_is_free_of_the_constructor_budget(text: str, write: Write) -> None:
     assert all_breaches(write({**CLEAN, "optim/wide.py": text})) == []

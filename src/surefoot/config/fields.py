@@ -6,6 +6,7 @@ Never repairs a value: what does not fit is refused with the rule and, where the
 from __future__ import annotations
 
 import re
+from abc import ABC
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -26,7 +27,7 @@ from surefoot.core.units import (
 )
 
 
-class Section(BaseModel):
+class Section(BaseModel, ABC):
     """Frozen, typed, and strict: an unknown key or a value of another type is an error."""
 
     model_config = ConfigDict(

@@ -5,6 +5,7 @@ Never builds one and holds no default that a model does not state itself.
 
 from __future__ import annotations
 
+from abc import ABC
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -24,7 +25,7 @@ from surefoot.config.fields import (
 ActivationName = Literal["relu", "gelu", "silu", "tanh", "sigmoid"]
 
 
-class ModelBase(Section):
+class ModelBase(Section, ABC):
     """What all models share. Abstract: name one of the kinds."""
 
     initial_weights: Text = "none"
