@@ -13,8 +13,10 @@ from surefoot.core.errors import RequestError
 from surefoot.observe.text import format_bytes
 
 if TYPE_CHECKING:
+    from surefoot.assembly import Material
     from surefoot.config.load import Resolved
     from surefoot.config.sections import Recipe
+    from surefoot.core.schedules import Schedule
 
 app = typer.Typer(help="Look before you leap.", no_args_is_help=True)
 
@@ -30,6 +32,45 @@ def _load(recipe: str, overrides: list[str] | None) -> Resolved[Recipe]:
     from surefoot.config.load import load_recipe
 
     return load_recipe(recipe, overrides or [])
+
+
+def _built(recipe: Recipe) -> Material:
+    """Model, data and task of a recipe, with the weights that a run would begin with."""
+    from surefoot.assembly import prepare_process
+    from surefoot.materials import prepare_material
+
+    prepare_process(recipe.settings)
+    return prepare_material(recipe).material
+
+
+def _schedule(recipe: Recipe) -> tuple[Schedule, int]:
+    """The schedule and the length of the run in updates; opens the data only where that is needed.
+
+    Raises:
+        RequestError: the length is known only afterwards.
+    """
+    from surefoot.config.building import make_schedule
+    from surefoot.core.counting import Pace, global_batch, updates_in
+    from surefoot.core.schedules import Undecided
+
+    train = recipe.train
+    try:
+        pace = Pace(global_batch(train.micro_batch, train.accumulation))
+        updates, schedule = updates_in(train.horizon, pace), make_schedule(recipe, pace)
+    except RequestError:
+        from surefoot.assembly import make_pace, make_plan
+
+        material = _built(recipe)
+        pace = make_pace(material, make_plan(material, recipe.settings))
+        updates, schedule = updates_in(train.horizon, pace), make_schedule(recipe, pace)
+    if isinstance(updates, Undecided):
+        raise RequestError(
+            "how many updates this run makes is known only afterwards",
+            where="train.horizon",
+            rule="a schedule is drawn over a horizon in steps, tokens, samples or epochs",
+            remedy='try --set train.horizon="1000 steps"',
+        )
+    return schedule, updates
 
 
 @app.command("recipes")
@@ -86,11 +127,11 @@ def show_params(
     debug: DebugOption = False,
 ) -> None:
     """The parameter ledger: group, weight decay and rate of each tensor, and which rule decided."""
-    from surefoot.build import build_ledger, build_model
+    from surefoot.assembly import make_ledger
 
     session: Session = context.obj
-    resolved = _load(recipe, overrides)
-    ledger = build_ledger(build_model(resolved.recipe), resolved.recipe.optimizer)
+    config = _load(recipe, overrides).recipe
+    ledger = make_ledger(_built(config).model, config.settings)
     shown = table(
         "tensor", "shape", "elements", "group", "decay", "rate x", "decided by", "because"
     )
@@ -204,19 +245,11 @@ def show_schedule(
     debug: DebugOption = False,
 ) -> None:
     """The learning rate over the run, drawn, with its first, peak and last value."""
-    from surefoot.build import build_schedule
     from surefoot.cli.plot import with_axes
 
     session: Session = context.obj
     config = _load(recipe, overrides).recipe
-    schedule, updates = build_schedule(config)
-    if updates is None:
-        raise RequestError(
-            "how many updates this run makes is known only afterwards",
-            where="train.horizon",
-            rule="a schedule is drawn over a horizon in steps, tokens, samples or epochs",
-            remedy='try --set train.horizon="1000 steps"',
-        )
+    schedule, updates = _schedule(config)
     stride = -(-updates // MAX_DRAWN_UPDATES)
     at = sorted({*range(0, updates, stride), updates - 1})
     rates = [config.optimizer.lr * schedule(n) for n in at]
@@ -252,11 +285,10 @@ def show_modes(
     debug: DebugOption = False,
 ) -> None:
     """The modules of the model that compute something else in training than in evaluation."""
-    from surefoot.build import build_model
     from surefoot.numerics.modes import mode_sensitive_modules
 
     session: Session = context.obj
-    found = mode_sensitive_modules(build_model(_load(recipe, overrides).recipe))
+    found = mode_sensitive_modules(_built(_load(recipe, overrides).recipe).model)
     session.answer({"modules": found})
     if not found:
         session.say("none: this model computes the same in both modes")

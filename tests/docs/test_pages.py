@@ -1,0 +1,75 @@
+"""The Python in the README and in the pages runs, and what they point to exists."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return [code for tag, code in FENCE.findall(text) if tag == language]
+
+
+def python_blocks() -> list[tuple[str, int]]:
+    return [(page, n) for page in PAGES for n in range(len(blocks(page, "python")))]
+
+
+@pytest.mark.parametrize(("page", "number"), python_blocks())
+def test_python_on_a_page_runs_by_itself(page: str, number: int, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(blocks(page, "python")[number], encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", script.name],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_between_pages_lead_somewhere(page: str) -> None:
+    text = FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
+    broken = [
+        target
+        for target in targets
+        if "://" not in target and not ((ROOT / page).parent / target).exists()
+    ]
+    assert broken == []
+
+
+def test_every_verb_in_a_page_exists() -> None:
+    from surefoot.cli.main import app
+
+    groups = {group.name: group.typer_instance for group in app.registered_groups}
+    known = {command.name for command in app.registered_commands} | set(groups)
+    words = {
+        name: {command.name for command in group.registered_commands}
+        | {command.callback.__name__ for command in group.registered_commands if command.callback}
+        for name, group in groups.items()
+    }
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for verb, word in re.findall(r"^(?:\$ )?surefoot ([a-z]+)(?: ([a-z]+))?", text, re.M):
+            assert verb in known, (page, verb)
+            assert verb not in words or word in words[verb], (page, verb, word)
+
+
+def test_readme_scripts_are_ten_lines() -> None:
+    scripts = blocks("README.md", "python")
+    assert len(scripts) >= 2
+    assert any("Trainer(" in script for script in scripts)
+    assert any("TrainStep(" in script for script in scripts)
