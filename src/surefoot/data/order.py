@@ -13,7 +13,7 @@ number here breaks the resume of every stored run; a test pins them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,8 @@ _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
 _MULTIPLIER_1 = 0xBF58476D1CE4E5B9
 _MULTIPLIER_2 = 0x94D049BB133111EB
+_SHIFT_1, _SHIFT_2, _SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
+_FACTOR_1, _FACTOR_2 = np.uint64(_MULTIPLIER_1), np.uint64(_MULTIPLIER_2)
 # Few bits mix slowly: below this width twice the rounds make even four samples fair.
 _NARROW_BITS = 10
 _ROUNDS = 12
@@ -45,10 +47,13 @@ def _mix(word: int) -> int:
     return word ^ (word >> 31)
 
 
-def _mix_array(words: _Words) -> _Words:
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(_MULTIPLIER_1)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(_MULTIPLIER_2)
-    return words ^ (words >> np.uint64(31))
+def _mix_in_place(words: _Words) -> _Words:
+    words ^= words >> _SHIFT_1
+    words *= _FACTOR_1
+    words ^= words >> _SHIFT_2
+    words *= _FACTOR_2
+    words ^= words >> _SHIFT_3
+    return words
 
 
 def keyed_hash(*words: int) -> int:
@@ -77,7 +82,8 @@ class _Network:
     def of(cls, seed: int, epoch: int, num_samples: int) -> _Network:
         bits = max(1, (num_samples - 1).bit_length())
         rounds = _NARROW_ROUNDS if bits < _NARROW_BITS else _ROUNDS
-        keys = tuple(keyed_hash(seed, _PURPOSE_ORDER, epoch, r) for r in range(rounds))
+        base = keyed_hash(seed, _PURPOSE_ORDER, epoch)
+        keys = tuple(_mix((base + r * _GAMMA) & _MASK) for r in range(1, rounds + 1))
         return cls(num_samples, bits - bits // 2, bits // 2, keys)
 
     def one(self, position: int) -> int:
@@ -95,24 +101,37 @@ class _Network:
                 return value
 
     def many(self, positions: IndexArray) -> IndexArray:
-        values = self._walk(positions.astype(np.uint64))
+        if 1 << (self.low_bits + self.high_bits) <= 2 * positions.size:
+            # About as many positions as values: walking by table needs one pass, not several.
+            table = self._pass(np.arange(1 << (self.low_bits + self.high_bits), dtype=np.uint64))
+            return self._walk(positions.astype(np.uint64), lambda values: table[values])
+        return self._walk(positions.astype(np.uint64), self._pass)
+
+    def _walk(self, values: _Words, step: Callable[[_Words], _Words]) -> IndexArray:
+        values = step(values)
         outside = np.flatnonzero(values >= self.num_samples)
         while outside.size:
-            again = self._walk(values[outside])
+            again = step(values[outside])
             values[outside] = again
             outside = outside[again >= self.num_samples]
         return values.astype(np.int64)
 
-    def _walk(self, values: _Words) -> _Words:
+    def _pass(self, values: _Words) -> _Words:
         low_mask = np.uint64((1 << self.low_bits) - 1)
         high_mask = np.uint64((1 << self.high_bits) - 1)
         shift, half = np.uint64(self.low_bits), np.uint64(32)
         high, low = values >> shift, values & low_mask
         for index, key in enumerate(self.keys):
             if index % 2 == 0:
-                high ^= (_mix_array(low ^ np.uint64(key)) >> half) & high_mask
+                mixed = _mix_in_place(low ^ np.uint64(key))
+                mixed >>= half
+                mixed &= high_mask
+                high ^= mixed
             else:
-                low ^= (_mix_array(high ^ np.uint64(key)) >> half) & low_mask
+                mixed = _mix_in_place(high ^ np.uint64(key))
+                mixed >>= half
+                mixed &= low_mask
+                low ^= mixed
         return (high << shift) | low
 
 
