@@ -27,6 +27,7 @@ LEVELS: Mapping[str, int] = {
     "trainer": 6,
     "build": 6,
     "assembly": 6,
+    "epilogue": 6,
     "materials": 6,
     "resuming": 6,
     "running": 6,

@@ -13,7 +13,6 @@ from surefoot.core.errors import RequestError
 from surefoot.observe.text import format_bytes
 
 if TYPE_CHECKING:
-    from surefoot.assembly import Material
     from surefoot.config.load import Resolved
     from surefoot.config.sections import Recipe
     from surefoot.core.schedules import Schedule
@@ -34,15 +33,6 @@ def _load(recipe: str, overrides: list[str] | None) -> Resolved[Recipe]:
     return load_recipe(recipe, overrides or [])
 
 
-def _built(recipe: Recipe) -> Material:
-    """Model, data and task of a recipe, with the weights that a run would begin with."""
-    from surefoot.assembly import prepare_process
-    from surefoot.materials import prepare_material
-
-    prepare_process(recipe.settings)
-    return prepare_material(recipe).material
-
-
 def _schedule(recipe: Recipe) -> tuple[Schedule, int]:
     """The schedule and the length of the run in updates; opens the data only where that is needed.
 
@@ -51,19 +41,17 @@ def _schedule(recipe: Recipe) -> tuple[Schedule, int]:
     """
     from surefoot.config.building import make_schedule
     from surefoot.core.counting import Pace, global_batch, updates_in
-    from surefoot.core.schedules import Undecided
 
     train = recipe.train
+    updates: object
     try:
         pace = Pace(global_batch(train.micro_batch, train.accumulation))
         updates, schedule = updates_in(train.horizon, pace), make_schedule(recipe, pace)
     except RequestError:
-        from surefoot.assembly import make_pace, make_plan
+        from surefoot.build import build_schedule
 
-        material = _built(recipe)
-        pace = make_pace(material, make_plan(material, recipe.settings))
-        updates, schedule = updates_in(train.horizon, pace), make_schedule(recipe, pace)
-    if isinstance(updates, Undecided):
+        schedule, updates = build_schedule(recipe)
+    if not isinstance(updates, int):
         raise RequestError(
             "how many updates this run makes is known only afterwards",
             where="train.horizon",
@@ -127,11 +115,11 @@ def show_params(
     debug: DebugOption = False,
 ) -> None:
     """The parameter ledger: group, weight decay and rate of each tensor, and which rule decided."""
-    from surefoot.assembly import make_ledger
+    from surefoot.build import build_ledger, build_model
 
     session: Session = context.obj
     config = _load(recipe, overrides).recipe
-    ledger = make_ledger(_built(config).model, config.settings)
+    ledger = build_ledger(build_model(config), config.optimizer)
     shown = table(
         "tensor", "shape", "elements", "group", "decay", "rate x", "decided by", "because"
     )
@@ -285,10 +273,11 @@ def show_modes(
     debug: DebugOption = False,
 ) -> None:
     """The modules of the model that compute something else in training than in evaluation."""
+    from surefoot.build import build_model
     from surefoot.numerics.modes import mode_sensitive_modules
 
     session: Session = context.obj
-    found = mode_sensitive_modules(_built(_load(recipe, overrides).recipe).model)
+    found = mode_sensitive_modules(build_model(_load(recipe, overrides).recipe))
     session.answer({"modules": found})
     if not found:
         session.say("none: this model computes the same in both modes")
