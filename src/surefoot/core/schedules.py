@@ -404,6 +404,22 @@ class ConstantCooldown(Schedule):
         return start if isinstance(start, Undecided) else start + self.cooldown
 
 
+def first_difference(before: Schedule, after: Schedule, until: int) -> int | None:
+    """First n below `until` at which two schedules differ; None where they agree on all of them.
+
+    A run that is resumed at `until` with `after` keeps the past that `before` gave it if None.
+
+    >>> undecided = ConstantCooldown(UNDECIDED, cooldown=1)
+    >>> first_difference(undecided, ConstantCooldown(cooldown_start=100, cooldown=50), until=100)
+    >>> first_difference(undecided, ConstantCooldown(cooldown_start=90, cooldown=50), until=100)
+    91
+    """
+    for n in range(until):
+        if before(n) != after(n) or before.momentum(n) != after.momentum(n):
+            return n
+    return None
+
+
 def _warmed(n: int, warmup: int) -> float:
     return (n + 1) / warmup if n < warmup else 1.0
 
