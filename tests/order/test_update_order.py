@@ -80,7 +80,9 @@ class Trace:
         optimizer.register_step_pre_hook(lambda *_: self.add("step", self.rate(), self.gradient()))
         self.parts = UpdateParts(
             sum_over_ranks=self.sum_over_ranks,
-            run_pass=PlainPass(self.model, FunctionTask(squared_error), choose_precision("fp32", "cpu")),
+            run_pass=PlainPass(
+                self.model, FunctionTask(squared_error), choose_precision("fp32", "cpu")
+            ),
             loss_scale=DynamicLossScale(initial=1024.0, growth_interval=2),
             global_norm=self.norm,
             clip=ClipNorm(MAX_NORM),
@@ -170,8 +172,10 @@ def test_what_each_part_sees() -> None:
     events = run(Update)
     by_name = {name: [e[1:] for e in events if e[0] == name] for name in {e[0] for e in events}}
     # Part 1 comes first: no gradient is left when the denominators are summed, nor at a forward.
-    assert all(weights == {"loss": 4.0} and gradient is None
-               for weights, gradient in by_name["denominators"])
+    assert all(
+        weights == {"loss": 4.0} and gradient is None
+        for weights, gradient in by_name["denominators"]
+    )
     assert [gradient is None for (gradient,) in by_name["forward"]] == [True, False] * NUM_UPDATES
     reports = by_name["report"]
     # The norm is of unscaled, unclipped gradients; the step sees clipped ones.
@@ -182,10 +186,16 @@ def test_what_each_part_sees() -> None:
         assert norm < 100 and clipped
         assert float(torch.tensor(gradient).norm()) == pytest.approx(MAX_NORM, rel=1e-3)
     # Update n uses the rate of n, because the update before was settled first.
-    assert [rate for rate, _ in by_name["step"]] == [PEAK_RATE / (1 + n) for n in range(NUM_UPDATES)]
+    assert [rate for rate, _ in by_name["step"]] == [
+        PEAK_RATE / (1 + n) for n in range(NUM_UPDATES)
+    ]
     assert [report[0] for report in reports] == [1, 2, 3]
     # The scale grows after two good updates; the report holds the scale that the update used.
-    assert [float(scalars["loss_scale"]) for scalars, *_ in by_name["hand over"]] == [1024, 1024, 2048]
+    assert [float(scalars["loss_scale"]) for scalars, *_ in by_name["hand over"]] == [
+        1024,
+        1024,
+        2048,
+    ]
     assert [scale for *_, scale in by_name["hand over"]] == [1024, 2048, 2048]
     # The average followed the weights that the step had just written.
     average = torch.tensor(Trace().averages())
@@ -207,9 +217,7 @@ def numbered_parts() -> list[list[ast.stmt]]:
     assert isinstance(function, ast.FunctionDef)
     body = [s for s in function.body if s.lineno > starts[0]]
     borders = [*starts, 10**6]
-    return [
-        [s for s in body if borders[i] < s.lineno < borders[i + 1]] for i in range(NUM_PARTS)
-    ]
+    return [[s for s in body if borders[i] < s.lineno < borders[i + 1]] for i in range(NUM_PARTS)]
 
 
 def mutated(statements: Sequence[ast.stmt]) -> type:

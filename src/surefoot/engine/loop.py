@@ -63,7 +63,7 @@ class LoopParts:
     evaluate: Callable[[], str | None]
     """Evaluates every validation set; returns a reason to finish, or None."""
     evaluate_every: Cadence
-    save: Callable[[], None]
+    save: Callable[[], object]
     save_every: Cadence
     stop_request: StopRequest
 

@@ -130,7 +130,9 @@ def newest_whole(checkpoints: Path) -> tuple[Path, Manifest, Snapshot, list[Chec
     )
 
 
-def keep_newest(checkpoints: Path, keep: int, also_keep: frozenset[int] = frozenset()) -> list[Path]:
+def keep_newest(
+    checkpoints: Path, keep: int, also_keep: frozenset[int] = frozenset()
+) -> list[Path]:
     """Deletes all but the newest `keep` published checkpoints and the steps in `also_keep`.
 
     Called after a newer one is published. Left-over temporary folders go too. Returns what went.
@@ -179,7 +181,9 @@ def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _publish(beside: Path, target: Path) -> None:
     if target.exists():
         # A damaged checkpoint of the same step, from before a fall-back: moved aside, not mixed.
-        os.rename(target, target.with_name(f"{target.name}.{uuid.uuid4().hex[:12]}{TEMPORARY_SUFFIX}"))
+        os.rename(
+            target, target.with_name(f"{target.name}.{uuid.uuid4().hex[:12]}{TEMPORARY_SUFFIX}")
+        )
     os.rename(beside, target)
 
 

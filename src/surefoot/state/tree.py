@@ -45,8 +45,10 @@ def split_tree(state: Any) -> Snapshot:
         if isinstance(value, Tensor):
             return {TENSOR_MARK: _keep(value.detach(), path, tensors, known)}
         if isinstance(value, Mapping):
-            return {_key(key, path): walk(item, f"{path}{KEY_SEPARATOR}{key}".lstrip("/"))
-                    for key, item in value.items()}
+            return {
+                _key(key, path): walk(item, f"{path}{KEY_SEPARATOR}{key}".lstrip("/"))
+                for key, item in value.items()
+            }
         if isinstance(value, tuple):
             return {TUPLE_MARK: [walk(v, f"{path}{KEY_SEPARATOR}{i}") for i, v in enumerate(value)]}
         if isinstance(value, list):

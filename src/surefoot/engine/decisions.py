@@ -1,0 +1,148 @@
+"""What follows from an evaluation: the best step, a drop of the rate, an early end.
+
+Each decision is a pure function of a state and a metric; the states are part of the run's state, so
+a resume decides the same. Nothing here touches a weight.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from surefoot.core.errors import ModelError
+from surefoot.core.reports import EvalReport, Event
+from surefoot.core.schedules import Schedule
+from surefoot.core.stopping import Direction, is_improvement
+from surefoot.state.run_state import Best
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedMetric:
+    """One metric of the first validation set, or of a named one (`set/metric`)."""
+
+    name: str
+    direction: Direction
+
+    def value(self, reports: Sequence[EvalReport]) -> float:
+        """The metric's value in these reports.
+
+        Raises:
+            ModelError: no report has it; those that are there are named.
+        """
+        for report in reports:
+            for name in (self.name, self.name.removeprefix(f"{report.name}/")):
+                if name in report.metrics:
+                    return report.metrics[name]
+        known = sorted({name for report in reports for name in report.metrics})
+        raise ModelError(
+            f"no validation set has the metric '{self.name}'",
+            rule=f"the metrics are {', '.join(known)}",
+            remedy="name one of these, as METRIC or SET/METRIC",
+        )
+
+
+class StatefulRule(Protocol):
+    """A pure rule with a frozen, JSON-able state."""
+
+    def begin(self) -> Any: ...
+
+    def __call__(self, state: Any, metric: float) -> tuple[Any, Any]: ...
+
+
+class RuleState:
+    """Holds the state of one pure rule between evaluations.
+
+    Args:
+        rule: `(state, metric) -> (state, verdict)`, or None for a rule that is off.
+        watched: the metric it is shown.
+        verdict: what holds before the first evaluation.
+        read: makes a state from its JSON form.
+    """
+
+    def __init__(
+        self,
+        rule: StatefulRule | None,
+        watched: WatchedMetric | None,
+        verdict: Any,
+        read: Callable[[Mapping[str, Any]], Any],
+    ) -> None:
+        self._rule = rule
+        self._watched = watched
+        self._read = read
+        self._state = rule.begin() if rule is not None else None
+        self.verdict = verdict
+
+    def show(self, reports: Sequence[EvalReport]) -> bool:
+        """Applies the rule; returns whether its verdict changed."""
+        if self._rule is None or self._watched is None:
+            return False
+        before = self.verdict
+        self._state, self.verdict = self._rule(self._state, self._watched.value(reports))
+        return bool(self.verdict != before)
+
+    def state_dict(self) -> dict[str, Any]:
+        held = None if self._state is None else self._state.as_json()
+        return {"state": held, "verdict": self.verdict}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Puts a state back; a rule that is off now, or was off then, keeps its own start."""
+        if self._rule is not None and state["state"] is not None:
+            self._state = self._read(state["state"])
+            self.verdict = state["verdict"]
+
+
+class Course:
+    """The learning rate's course: the schedule times what the plateau rule has decided."""
+
+    def __init__(self, schedule: Schedule, plateau: RuleState) -> None:
+        self.schedule = schedule
+        self.plateau = plateau
+
+    def __call__(self, step: int) -> tuple[float, float | None]:
+        """(multiplier of the peak rate, momentum or None) of the update after `step` updates."""
+        return self.schedule(step) * self.plateau.verdict, self.schedule.momentum(step)
+
+
+class Decisions:
+    """Looks at the reports of an evaluation and says whether the run ends.
+
+    Args:
+        best: the best value so far of `deciding`.
+        deciding: the metric that tells the best step.
+        plateau: may lower the rate.
+        stopping: may end the run.
+        tell: receives each decision as an event.
+    """
+
+    def __init__(
+        self,
+        best: Best,
+        deciding: WatchedMetric,
+        plateau: RuleState,
+        stopping: RuleState,
+        tell: Callable[[Event], None],
+    ) -> None:
+        self.best = best
+        self.deciding = deciding
+        self.plateau = plateau
+        self.stopping = stopping
+        self._tell = tell
+
+    def __call__(self, step: int, reports: Sequence[EvalReport]) -> str | None:
+        """Returns the reason to finish, or None."""
+        value = self.deciding.value(reports)
+        if is_improvement(value, self.best.value, self.deciding.direction):
+            self.best.value, self.best.step = value, step
+        if self.plateau.show(reports):
+            message = f"the metric stopped improving: the rate is now x {self.plateau.verdict:g}"
+            self._tell(
+                Event("plateau", step, message, {"multiplier": self.plateau.verdict}, time.time())
+            )
+        self.stopping.show(reports)
+        if not self.stopping.verdict:
+            return None
+        reason = f"early stopping: best {self.best.value} at step {self.best.step}"
+        self._tell(Event("early-stop", step, reason, {}, time.time()))
+        return reason

@@ -1,0 +1,241 @@
+"""From the model, data and task sections of a recipe to what is trained on what.
+
+The user's own code is imported by name, never evaluated, and printed. Nothing is trained here.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from surefoot.assembly import Material
+from surefoot.config.sections import Recipe
+from surefoot.core.errors import ModelError, RequestError
+from surefoot.data.sources.base import DataSplits
+from surefoot.data.sources.text import TextData, open_text
+from surefoot.models.gpt import GPT, GPTConfig
+from surefoot.models.mlp import MLP, MLPConfig
+from surefoot.models.resnet import ResNet, ResNetConfig
+from surefoot.tasks.classification import ClassificationTask
+from surefoot.tasks.generation import GenerationTask
+from surefoot.tasks.multilabel import MultilabelTask
+from surefoot.tasks.regression import RegressionTask
+from surefoot.tasks.task import FunctionTask, Task, count_samples
+
+FROM_DATA = "from-data"
+TOKENIZER_NAME = "tokenizer.json"
+MODELS: Mapping[str, tuple[type, Callable[[Any], nn.Module]]] = {
+    "gpt": (GPTConfig, GPT),
+    "resnet": (ResNetConfig, ResNet),
+    "mlp": (MLPConfig, MLP),
+}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is trained on what, and what the record says of it."""
+
+    material: Material
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What is known of the data, for the record."""
+    architecture: Mapping[str, Any] | None = None
+    """What `surefoot.load` builds the model from; None for a model that was handed in."""
+    text: TextData | None = None
+    """The tokenised corpus of a text run."""
+
+    def fingerprints(self) -> dict[str, str]:
+        """Fingerprint of the training set and of each validation set."""
+        sets = {"train": self.material.train, **self.material.validation}
+        return {name: source.fingerprint() for name, source in sets.items()}
+
+    def save_artifacts(self, folder: Path) -> None:
+        """Keeps what is needed to use the model: the tokenizer of a text run."""
+        if self.text is not None:
+            self.text.tokenizer.save(folder / TOKENIZER_NAME)
+
+
+@dataclass(frozen=True)
+class OpenedData:
+    """The data of a recipe, and what models and tasks take from it."""
+
+    splits: DataSplits
+    sizes: Mapping[str, int]
+    """Values of the model fields that a recipe leaves `from-data`."""
+    text: TextData | None = None
+
+
+def prepare_material(recipe: Recipe, cache_dir: Path | None = None) -> Prepared:
+    """Opens the data, builds task and model (in this order), for a prepared process.
+
+    Raises:
+        SurefootError: the data is missing or unreadable, or the model does not fit it.
+    """
+    data = open_data(recipe, cache_dir)
+    task = build_task(recipe, data)
+    architecture = resolve_architecture(recipe, data.sizes)
+    model = build_model(architecture)
+    freeze(model, recipe.model.frozen)
+    material = Material(model, task, data.splits.train, data.splits.validation)
+    return Prepared(material, data.splits.facts, architecture, data.text)
+
+
+def open_data(recipe: Recipe, cache_dir: Path | None = None) -> OpenedData:
+    """Opens the data section.
+
+    Raises:
+        MissingDataError: there is nothing at its path.
+    """
+    section: Any = recipe.data
+    match section.kind:
+        case "text":
+            text = open_text(
+                section.source,
+                path=None if section.path == "none" else section.path,
+                pattern=section.pattern,
+                encoding_errors=section.encoding_errors,
+                vocabulary_size=section.vocabulary_size,
+                sequence_length=section.sequence_length,
+                documents=section.documents,
+                validation_fraction=section.validation_fraction,
+                cache_dir=cache_dir,
+            )
+            sizes = {
+                "vocabulary_size": text.tokenizer.vocabulary_size,
+                "sequence_length": section.sequence_length,
+            }
+            return OpenedData(text.splits, sizes, text)
+        case _:
+            raise RequestError(f"data of kind {section.kind} cannot be opened", where="data.kind")
+
+
+def resolve_architecture(recipe: Recipe, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """The model section with every `from-data` filled in: plain values.
+
+    Raises:
+        ModelError: the data does not give a size that the model leaves to it.
+    """
+    section = recipe.model
+    fields = section.architecture()
+    for name, value in fields.items():
+        if value != FROM_DATA:
+            continue
+        if name not in sizes:
+            raise ModelError(
+                f"the data does not give '{name}'",
+                where=f"model.{name}",
+                rule=f"data of kind {recipe.data.kind} gives {', '.join(sorted(sizes)) or 'no size'}",
+                remedy=f"write a number at model.{name}",
+            )
+        fields[name] = sizes[name]
+    return {"kind": section.kind, **fields}
+
+
+def build_model(architecture: Mapping[str, Any]) -> nn.Module:
+    """The model that `resolve_architecture` describes, with fresh weights.
+
+    Raises:
+        ModelError: its parts do not fit together.
+    """
+    fields = {name: _tuples(value) for name, value in architecture.items() if name != "kind"}
+    kind = architecture["kind"]
+    if kind in MODELS:
+        config, model = MODELS[kind]
+        return model(config(**fields))
+    made = import_target(fields["target"], "model.target")(**dict(fields["arguments"]))
+    if not isinstance(made, nn.Module):
+        raise ModelError(
+            f"{fields['target']} gave a {type(made).__name__}",
+            where="model.target",
+            rule="a model is a torch.nn.Module",
+        )
+    return made
+
+
+def build_task(recipe: Recipe, data: OpenedData) -> Task:
+    """The task section."""
+    section: Any = recipe.task
+    match section.kind:
+        case "generation":
+            table = None if data.text is None else data.text.bytes_per_token
+            size = data.sizes.get("vocabulary_size", getattr(recipe.model, "vocabulary_size", None))
+            if not isinstance(size, int):
+                raise ModelError(
+                    "the size of the vocabulary is not known",
+                    where="task.kind",
+                    rule="generation needs a vocabulary",
+                    remedy="use text data, or write model.vocabulary_size",
+                )
+            return GenerationTask(size, table)
+        case "classification":
+            return ClassificationTask(
+                data.sizes["num_classes"], label_smoothing=section.label_smoothing
+            )
+        case "regression":
+            return RegressionTask(loss=section.loss, delta=section.delta)
+        case "multilabel":
+            return MultilabelTask()
+        case "function":
+            weight = section.weight
+            return FunctionTask(
+                import_target(section.loss, "task.loss"),
+                count_samples if weight == "samples" else import_target(weight, "task.weight"),
+                {n: import_target(t, f"task.metrics.{n}") for n, t in section.metrics.items()},
+                section.unit,
+            )
+        case _:
+            made: Task = import_target(section.target, "task.target")(**section.arguments)
+            return made
+
+
+def freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
+    """Takes the parameters whose names match out of the training.
+
+    Raises:
+        ModelError: a pattern matches nothing.
+    """
+    for pattern in patterns:
+        matched = [p for name, p in model.named_parameters() if fnmatch.fnmatchcase(name, pattern)]
+        if not matched:
+            raise ModelError(
+                f"no parameter matches '{pattern}'",
+                where="model.frozen",
+                rule="each pattern freezes at least one parameter",
+                remedy="`surefoot show params RECIPE` lists the names",
+            )
+        for parameter in matched:
+            parameter.requires_grad_(False)
+
+
+def import_target(target: str, where: str) -> Any:
+    """Imports `package.module:Name`; evaluates nothing.
+
+    Raises:
+        RequestError: the module or the name in it is not there.
+    """
+    module_name, _, path = target.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise RequestError(
+            f"there is no module {module_name}",
+            where=where,
+            rule="the user's own code is imported from the working directory or the environment",
+            remedy="start surefoot where the module lies, or install its package",
+        ) from error
+    for name in path.split("."):
+        if not hasattr(found, name):
+            raise RequestError(
+                f"{module_name} has no {path}", where=where, rule="package.module:Name"
+            )
+        found = getattr(found, name)
+    return found
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,92 @@
+"""What may change when a run is resumed, and what may not. Compares; changes nothing.
+
+Every field of a recipe is in one of three classes: safe (it cannot change a number that was
+promised), to be accepted by name, or impossible (the state does not fit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from surefoot.config.load import Difference, Resolved, differences, load_recipe
+from surefoot.config.sections import Recipe
+from surefoot.core.errors import RequestError
+
+
+class ChangeClass(Enum):
+    """What a change of one field means for a resume."""
+
+    SAFE = "safe"
+    ACCEPT = "needs --accept-change"
+    IMPOSSIBLE = "impossible"
+
+
+SAFE_FIELDS = (
+    "log.",
+    "loader.",
+    "checkpoint.",
+    "guard.",
+    "train.horizon",
+    "schedule.cooldown",
+    "schedule.cooldown_start",
+)
+"""Where and when things are written, how samples are fetched, how long the run is, and the
+cooldown of a schedule whose cooldown was left to be decided."""
+
+IMPOSSIBLE_FIELDS = ("model.", "optimizer.kind", "ema.kind", "task.kind", "data.kind")
+"""The saved tensors belong to these."""
+
+EXCEPT_SAFE = ("model.initial_weights",)
+"""Only read when a run begins."""
+
+DECAYS_WITH_HORIZON = ("warmup_cosine", "warmup_linear", "one_cycle")
+
+
+def classify(path: str, recipe: Recipe) -> ChangeClass:
+    """The class of a change of the field at `path`."""
+    if path in EXCEPT_SAFE:
+        return ChangeClass.SAFE
+    if path.startswith(IMPOSSIBLE_FIELDS):
+        return ChangeClass.IMPOSSIBLE
+    if path == "train.horizon" and recipe.schedule.kind in DECAYS_WITH_HORIZON:
+        # The decay ends with the horizon: another horizon is another learning rate.
+        return ChangeClass.ACCEPT
+    return ChangeClass.SAFE if path.startswith(SAFE_FIELDS) else ChangeClass.ACCEPT
+
+
+def accept_differences(
+    config_path: Path, resolved: Resolved[Recipe], accepted: Sequence[str]
+) -> list[Difference]:
+    """Compares the recipe of a run with the one it is resumed with.
+
+    Args:
+        config_path: `config.yaml` of the run.
+        resolved: what it shall go on with.
+        accepted: dotted paths (or sections) of fields that may differ.
+
+    Returns:
+        The differences, all of them safe or accepted.
+
+    Raises:
+        RequestError: a difference is neither; all of them are listed.
+    """
+    before: dict[str, Any] = load_recipe(config_path).as_dict()
+    changes = differences(before, resolved.as_dict())
+    refused = []
+    for change in changes:
+        kind = classify(change.path, resolved.recipe)
+        is_accepted = any(change.path == f or change.path.startswith(f"{f}.") for f in accepted)
+        if kind is ChangeClass.IMPOSSIBLE or (kind is ChangeClass.ACCEPT and not is_accepted):
+            refused.append(f"{change} ({kind.value})")
+    if refused:
+        raise RequestError(
+            f"the recipe differs from that of the run in {len(refused)} fields that matter:\n  - "
+            + "\n  - ".join(refused),
+            where=str(config_path),
+            rule="a resumed run is the same run",
+            remedy="leave them as they were, name each with --accept-change FIELD, or start a new run",
+        )
+    return changes

@@ -1,0 +1,203 @@
+"""One run in its folder: start or resume, train, save, record, end. Chooses no part of the training.
+
+Whatever happens, the folder says so: a failure leaves its traceback, a stop its checkpoint.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from surefoot.assembly import Assembly, make_cadence, make_horizon
+from surefoot.core.errors import CheckpointError
+from surefoot.core.reports import EvalReport, Event, Observer, StepReport
+from surefoot.engine.interrupt import StopOnSignal
+from surefoot.engine.loop import Loop, LoopParts, Outcome
+from surefoot.observe.events import EventKind, EventLog, failure_event
+from surefoot.observe.metrics_log import MetricsLog
+from surefoot.observe.observers import Observers
+from surefoot.observe.run_folder import RunFolder
+from surefoot.state.checkpoint import keep_newest, newest_whole, write_checkpoint
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The end of a run."""
+
+    folder: Path | None
+    """None for a run that leaves no trace."""
+    status: str
+    """`finished`, `stopped` or `dry-run`."""
+    reason: str
+    step: int
+    metrics: Mapping[str, float]
+    """Latest value of each metric, as SET/METRIC."""
+    model: nn.Module
+
+
+@dataclass
+class LatestMetrics:
+    """Remembers the latest evaluation of each set."""
+
+    values: dict[str, float] = field(default_factory=dict)
+
+    def on_step(self, report: StepReport) -> None:
+        """Updates are not evaluations."""
+
+    def on_eval(self, report: EvalReport) -> None:
+        self.values |= {f"{report.name}/{name}": v for name, v in report.metrics.items()}
+
+    def on_event(self, event: Event) -> None:
+        """Events are not evaluations."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class FolderRun:
+    """An assembled run and the folder that it owns.
+
+    Args:
+        assembly: the parts.
+        folder: taken by this process already.
+        about: what each checkpoint says of its run: config hash, data fingerprints, model.
+        observers: further observers; one that fails never stops the run.
+    """
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        folder: RunFolder,
+        about: Mapping[str, Any],
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self.assembly = assembly
+        self.folder = folder
+        self.about = dict(about)
+        self.latest = LatestMetrics()
+        self.metrics_log = MetricsLog(folder.metrics_path)
+        self.event_log = EventLog(folder.events_path)
+        essential = (self.metrics_log, self.event_log, self.latest)
+        self.observers = Observers(essential, observers)
+        assembly.trainable.log.observers = (self.observers,)
+
+    def begin(self) -> None:
+        """Says that the run starts from nothing."""
+        self.tell(EventKind.START, "started", {"seed": self.assembly.settings.seed})
+
+    def restore(self, told: Mapping[str, object], *, accept_other_data: bool = False) -> int:
+        """Goes back to the newest whole checkpoint; returns its step.
+
+        Args:
+            told: what the resume event says besides, such as the accepted changes.
+            accept_other_data: go on although a data set has changed.
+
+        Raises:
+            CheckpointError: there is none, or it is of another model or other data.
+        """
+        path, manifest, snapshot, refused = newest_whole(self.folder.checkpoints_path)
+        if not accept_other_data:
+            self._refuse_other_data(manifest.about)
+        offsets = self.assembly.trainable.state.restore(snapshot)
+        moved = self.metrics_log.resume_at(offsets["metrics"])
+        for error in refused:
+            self.tell(EventKind.NOTE, f"a newer checkpoint was refused: {error}", {})
+        self.tell(
+            EventKind.RESUME,
+            f"resumed from {path.name}",
+            {"checkpoint": path.name, "moved_rows": moved.name if moved else None, **told},
+        )
+        return manifest.step
+
+    def _refuse_other_data(self, about: Mapping[str, Any]) -> None:
+        for name, fingerprint in about["data"].items():
+            ours = self.about["data"].get(name)
+            if ours != fingerprint:
+                raise CheckpointError(
+                    f"the data set '{name}' has changed since the checkpoint",
+                    where=f"fingerprint {ours}, at the checkpoint {fingerprint}",
+                    rule="a resume goes on with the same samples",
+                    remedy="bring the data back, or accept it with --accept-change data",
+                )
+
+    def train(self) -> RunResult:
+        """Runs to the end and tells how it ended.
+
+        Raises:
+            SurefootError: what made it fail; the events hold it with its traceback.
+        """
+        with StopOnSignal() as stop:
+            try:
+                outcome = self._loop(stop).run()
+            except BaseException as error:
+                self._record_failure(error)
+                raise
+            finally:
+                self.assembly.close()
+        return self._result(outcome)
+
+    def close(self) -> None:
+        """Closes every log and gives the folder back."""
+        self.observers.close()
+        self.folder.close()
+
+    def tell(self, kind: str, message: str, data: Mapping[str, object]) -> None:
+        """Records an event at the current step."""
+        step = self.assembly.trainable.state.progress.step
+        self.observers.on_event(Event(kind, step, message, data, time.time()))
+
+    def save(self) -> Path:
+        """Publishes a checkpoint of this moment; the metrics log is on the disk before it."""
+        trainable = self.assembly.trainable
+        step = trainable.state.progress.step
+        began = time.perf_counter()
+        snapshot = trainable.state.capture(metrics=self.metrics_log.sync())
+        path = write_checkpoint(self.folder.checkpoints_path, step, snapshot, self.about)
+        keep = self.assembly.settings.checkpoint.keep
+        keep_newest(
+            self.folder.checkpoints_path, keep, frozenset({self.assembly.decisions.best.step})
+        )
+        seconds = time.perf_counter() - began
+        self.tell(EventKind.SAVE, f"saved {path.name}", {"seconds": round(seconds, 3)})
+        return path
+
+    def _loop(self, stop: StopOnSignal) -> Loop:
+        assembly, settings = self.assembly, self.assembly.settings
+        return Loop(
+            LoopParts(
+                update=assembly.trainable.update,
+                log=assembly.trainable.log,
+                progress=assembly.trainable.state.progress,
+                open_windows=assembly.open_windows,
+                horizon=make_horizon(settings, assembly),
+                evaluate=_nothing if settings.evaluate.every == "never" else assembly.evaluate,
+                evaluate_every=make_cadence(settings.evaluate.every, assembly),
+                save=self.save,
+                save_every=make_cadence(settings.checkpoint.every, assembly),
+                stop_request=stop,
+            )
+        )
+
+    def _record_failure(self, error: BaseException) -> None:
+        step = self.assembly.trainable.state.progress.step
+        self.observers.on_event(failure_event(error, step))
+        self.metrics_log.sync()
+
+    def _result(self, outcome: Outcome) -> RunResult:
+        return RunResult(
+            folder=self.folder.path,
+            status=outcome.status.value,
+            reason=outcome.reason,
+            step=outcome.step,
+            metrics=dict(self.latest.values),
+            model=self.assembly.material.model,
+        )
+
+
+def _nothing() -> None:
+    return None
