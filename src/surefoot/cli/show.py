@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+import importlib.resources
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from surefoot.cli import show_tables
 from surefoot.cli.session import DebugOption, JsonOption, Session, SetOption, cells, table
 from surefoot.core.errors import RequestError
-from surefoot.observe.text import format_bytes
 
 if TYPE_CHECKING:
     from surefoot.config.load import Resolved
@@ -18,6 +17,9 @@ if TYPE_CHECKING:
     from surefoot.core.schedules import Schedule
 
 app = typer.Typer(help="Look before you leap.", no_args_is_help=True)
+app.command("optimizers")(show_tables.show_optimizers)
+app.command("formats")(show_tables.show_formats)
+app.command("hardware")(show_tables.show_hardware)
 
 MAX_DRAWN_UPDATES = 100_000
 """A longer schedule is sampled at so many updates, its first and last among them."""
@@ -69,19 +71,23 @@ def show_recipes(
     from surefoot.config.load import recipe_names
 
     session: Session = context.obj
-    shown = table("recipe", "model", "data", "task", "horizon")
+    shown = table("recipe", "what", "horizon")
     facts = []
     for name in recipe_names():
         recipe = _load(name, None).recipe
-        row = {
-            "recipe": name,
-            "model": recipe.model.kind,
-            "data": recipe.data.kind,
-            "task": recipe.task.kind,
-            "horizon": str(recipe.train.horizon),
-        }
-        facts.append(row)
-        shown.add_row(*cells(*row.values()))
+        file = importlib.resources.files("surefoot") / "recipes" / f"{name}.yaml"
+        what = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        facts.append(
+            {
+                "recipe": name,
+                "what": what,
+                "model": recipe.model.kind,
+                "data": recipe.data.kind,
+                "task": recipe.task.kind,
+                "horizon": str(recipe.train.horizon),
+            }
+        )
+        shown.add_row(*cells(name, what, recipe.train.horizon))
     session.console.print(shown)
     session.answer({"recipes": facts})
     session.next(
@@ -162,68 +168,6 @@ def show_params(
     )
 
 
-@app.command("optimizers")
-def show_optimizers(
-    context: typer.Context, json_file: JsonOption = None, debug: DebugOption = False
-) -> None:
-    """The optimizers, with what each keeps for a parameter, measured here."""
-    import torch
-
-    from surefoot.optim.ledger import ParameterLedger
-    from surefoot.optim.registry import build_optimizer
-
-    session: Session = context.obj
-    model = torch.nn.Linear(64, 64)
-    elements = sum(p.numel() for p in model.parameters())
-    shown = table("optimizer", "values kept an element", "skips", "kernel here", "defaults")
-    facts = []
-    for section in _optimizer_sections():
-        ledger = ParameterLedger.build(model, weight_decay=section.weight_decay)
-        optimizer = build_optimizer(section, ledger, "cpu", skipping=False)
-        model(torch.ones(1, 64)).sum().backward()
-        optimizer.step(torch.tensor(True))
-        kept = sum(
-            value.numel()
-            for state in optimizer.optimizer.state.values()
-            for value in state.values()
-            if isinstance(value, torch.Tensor) and value.numel() > 1
-        )
-        defaults = section.model_dump(exclude={"kind", "decay_rule", "decay_embeddings", "groups"})
-        if type(section).model_fields["lr"].is_required():
-            defaults["lr"] = "must be given"
-        row = {
-            "optimizer": section.kind,
-            "values_kept_an_element": kept / elements,
-            "skips": optimizer.skips.value,
-            "kernel": optimizer.kernel,
-            "defaults": defaults,
-        }
-        facts.append(row)
-        written = ", ".join(f"{name} {value}" for name, value in defaults.items())
-        shown.add_row(
-            *cells(section.kind, f"{kept / elements:g}", row["skips"], row["kernel"], written)
-        )
-    session.console.print(shown)
-    session.answer({"optimizers": facts})
-    session.next(
-        ("surefoot train RECIPE --set optimizer.kind=sgd --set optimizer.lr=0.1", "use one")
-    )
-
-
-def _optimizer_sections() -> list[Any]:
-    """One section of each kind, with its defaults."""
-    from surefoot.config.sections.optimizers import OptimizerSection
-
-    sections = []
-    for kind in get_args(get_args(OptimizerSection)[0]):
-        fields = kind.model_fields
-        given: dict[str, object] = {"kind": get_args(fields["kind"].annotation)[0]}
-        if fields["lr"].is_required():
-            given["lr"] = 0.1
-        sections.append(kind.model_validate(given))
-    return sections
-
-
 @app.command("schedule")
 def show_schedule(
     context: typer.Context,
@@ -288,82 +232,3 @@ def show_modes(
             shown.add_row(*cells(entry.name, entry.kind, mode, entry.in_train, entry.in_eval))
         session.console.print(shown)
     session.next((f"surefoot show params {recipe}", "which parameters are trained, and how"))
-
-
-@app.command("formats")
-def show_formats(
-    context: typer.Context, json_file: JsonOption = None, debug: DebugOption = False
-) -> None:
-    """Number formats: size, range, precision."""
-    from surefoot.numerics.formats import number_formats
-
-    session: Session = context.obj
-    formats = number_formats()
-    rows = [asdict(entry) for entry in formats]
-    shown = table(*(name.replace("_", " ") for name in rows[0]))
-    for row in rows:
-        shown.add_row(*cells(*(_number(value) for value in row.values())))
-    session.console.print(shown)
-    session.answer({"formats": rows})
-    session.next(("surefoot show hardware", "which of them this machine computes in"))
-
-
-@app.command("hardware")
-def show_hardware(
-    context: typer.Context, json_file: JsonOption = None, debug: DebugOption = False
-) -> None:
-    """This machine, and what torch can do with it."""
-    import platform
-
-    import torch
-
-    from surefoot.numerics.hardware import available_device_types, probe_hardware
-    from surefoot.numerics.precision import choose_precision
-    from surefoot.observe.hardware import describe_machine
-
-    session: Session = context.obj
-    software = {
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-    machine = describe_machine()
-    devices: list[dict[str, Any]] = []
-    for kind in available_device_types():
-        chosen = choose_precision("auto", kind)
-        facts = asdict(probe_hardware(kind))
-        devices.append({**facts, "auto_precision": chosen.name, "because": chosen.reason})
-    for name in ("cpu", "memory", "gpus", "driver"):
-        software[name] = _one_line(machine[name])
-    for device in devices:
-        key = f"precision: auto on {device['device_type']}"
-        software[key] = f"{device['auto_precision']}, {device['because']}"
-    for name, value in software.items():
-        session.say(f"{name}: {value}")
-    shown = table("feature", "here", "because")
-    features: Any = machine["features"]
-    for name, feature in features.items():
-        shown.add_row(*cells(name, _number(feature["supported"]), feature["reason"]))
-    session.say("")
-    session.console.print(shown)
-    session.answer({"software": software, "machine": machine, "devices": devices})
-    session.next(("surefoot train", "uses the first of these devices (device=auto)"))
-
-
-def _one_line(value: object) -> str:
-    if isinstance(value, Mapping):
-        parts = []
-        for name, item in value.items():
-            is_bytes = name.endswith("_bytes") and isinstance(item, int)
-            text = format_bytes(item) if is_bytes else _one_line(item)
-            parts.append(f"{name.removesuffix('_bytes').replace('_', ' ')} {text}")
-        return ", ".join(parts)
-    if isinstance(value, list | tuple):
-        return " ".join(map(_one_line, value)) or "none"
-    return "not known" if value is None else str(value)
-
-
-def _number(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
