@@ -76,6 +76,18 @@ def braille_lines(points: Sequence[Point], axes: Axes, width: int, height: int) 
     return ["".join(chr(_BRAILLE + cell) if cell else " " for cell in line) for line in cells]
 
 
+def braille_dots(character: str) -> list[tuple[int, int]]:
+    """Column and row of each dot of a Braille cell; none for any other character.
+
+    >>> braille_dots("⠃"), braille_dots("a")
+    ([(0, 0), (0, 1)], [])
+    """
+    cell = ord(character) - _BRAILLE
+    if not 0 < cell < 256:
+        return []
+    return [(c, r) for r, bits in enumerate(_DOTS) for c, bit in enumerate(bits) if cell & bit]
+
+
 def _between(start: tuple[int, int], end: tuple[int, int]) -> list[tuple[int, int]]:
     """The dots of the straight line between two dots."""
     length = max(abs(end[0] - start[0]), abs(end[1] - start[1]))

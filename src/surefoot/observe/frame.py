@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from rich.console import Console, Group, RenderableType
+from rich.align import Align
+from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -26,6 +27,7 @@ QUIET_SECONDS = 5.0
 SHOWN_EVALUATIONS = 3
 
 _LABEL = "dim"
+_MARK = "●"
 _STYLE_OF_STATE: Mapping[State, str] = {
     "starting": "cyan",
     "training": "cyan",
@@ -49,15 +51,15 @@ def render_frame(view: View, width: int) -> RenderableType:
     parts: list[RenderableType] = [_progress(view, style), Text(), body, Text()]
     parts += _evaluations(view)
     parts.append(_note(view))
-    title = Text.assemble((view.facts.name, "bold"), (f" {view.state}", style))
+    title = Text.assemble((f"{view.facts.name} ", "bold not dim default"), (view.state, style))
     for fact in (view.facts.device, view.facts.precision):
         if fact:
-            title.append(f" · {fact}", _LABEL)
+            title.append(f" · {fact}", "dim default")
     return Panel(
         Group(*parts),
         title=title,
         title_align="left",
-        subtitle=Text(_shortened(view.facts.folder, width - 8), _LABEL),
+        subtitle=Text(_shortened(view.facts.folder, width - 8), "dim default"),
         subtitle_align="right",
         border_style=style if view.state in ("finished", "failed") else _LABEL,
         padding=(0, 1),
@@ -101,9 +103,9 @@ def _numbers(view: View) -> Table:
     else:
         loss_style = "bold" if math.isfinite(report.loss) else "bold red"
         loss = Text(format_number(report.loss), loss_style)
-        loss.append(f"  {sparkline(view.recent)}", "cyan")
+        loss.append("  ").append(sparkline(view.recent), "cyan")
         norm = Text(format_number(report.grad_norm))
-        norm.append("  clipped" if report.clipped else "", "yellow")
+        norm.append("  ").append("clipped" if report.clipped else "", "yellow")
         rows += [("loss", loss), ("grad norm", norm), ("learning rate", Text(_rates(view)))]
     rows.append(("speed", Text(speed_text(view)) if view.speed is not None else unknown))
     rows.append(("update", Text(_duration_text(report.step_seconds)) if report else unknown))
@@ -116,41 +118,38 @@ def _numbers(view: View) -> Table:
 
 
 def _curve(view: View, width: int) -> RenderableType:
-    points = view.curve
+    points, marks = view.curve, view.evaluation_curve
     if len(points) < 2:
-        quiet = Text("the loss curve appears here" if view.state == "training" else "", _LABEL)
-        return Group(*[Text() for _ in range(CURVE_ROWS // 2)], quiet)
-    marks = view.evaluation_curve
+        waiting = view.state in ("starting", "training")
+        quiet = Text("waiting for the first updates" if waiting else "no loss curve", _LABEL)
+        return Group(*[Text()] * (CURVE_ROWS // 2), Align.center(quiet, width=width))
     axes = Axes.around(points, marks)
-    labels = [f"{axes.high:.3g}", f"{axes.low:.3g}"]
-    label_width = max(map(len, labels))
+    high, low = f"{axes.high:.3g}", f"{axes.low:.3g}"
+    labels = [high, *[""] * (CURVE_ROWS - 2), low]
+    label_width = max(len(high), len(low))
     inner = width - label_width - 1
-    lines = [Text(line, "cyan") for line in braille_lines(points, axes, inner, CURVE_ROWS)]
-    cells = [list(line.plain) for line in lines]
+    lines = [list(line) for line in braille_lines(points, axes, inner, CURVE_ROWS)]
     for mark in marks:
-        column, row = axes.place(mark, inner, CURVE_ROWS)
-        cells[row][column] = "●"
+        column, row = axes.place(mark, inner * 2, CURVE_ROWS * 4)
+        lines[row // 4][column // 2] = _MARK
     texts = []
-    for row, line in enumerate(cells):
-        label = labels[0] if row == 0 else labels[1] if row == CURVE_ROWS - 1 else ""
-        text = Text(f"{label:>{label_width}} ", _LABEL)
-        for character in line:
-            text.append(character, "yellow" if character == "●" else "cyan")
+    for label, line in zip(labels, lines, strict=True):
+        text = Text().append(f"{label:>{label_width}} ", _LABEL).append("".join(line), "cyan")
+        text.highlight_regex(_MARK, "yellow")
         texts.append(text)
-    texts.append(_curve_legend(axes, label_width + 1, inner, bool(marks)))
-    return Group(*texts)
+    return Group(*texts, _curve_legend(axes, label_width + 1, inner, bool(marks)))
 
 
 def _curve_legend(axes: Axes, indent: int, inner: int, has_marks: bool) -> Text:
     left, right = f"{axes.left:,.0f}", f"{axes.right:,.0f}"
-    middle = Text.assemble(("─ ", "cyan"), ("loss", _LABEL))
+    middle = Text().append("─", "cyan").append(" loss", _LABEL)
     if has_marks:
-        middle.append("  ● ", "yellow").append("validation", _LABEL)
+        middle.append(f"  {_MARK}", "yellow").append(" validation", _LABEL)
     gap = inner - len(left) - len(right) - len(middle)
     if gap < 2:
         middle, gap = Text(), inner - len(left) - len(right)
-    text = Text(" " * indent + left, _LABEL).append(" " * (gap // 2)).append(middle)
-    return text.append(" " * (gap - gap // 2)).append(right, _LABEL)
+    text = Text().append(" " * indent + left + " " * (gap // 2), _LABEL).append(middle)
+    return text.append(" " * (gap - gap // 2) + right, _LABEL)
 
 
 def _evaluations(view: View) -> list[RenderableType]:
@@ -160,10 +159,11 @@ def _evaluations(view: View) -> list[RenderableType]:
     width = max(len(_set_name(report)) for report in shown)
     lines: list[RenderableType] = []
     for report in shown:
-        line = Text(f"{_set_name(report):<{width}}", "yellow", no_wrap=True, overflow="ellipsis")
+        line = Text(no_wrap=True, overflow="ellipsis")
+        line.append(f"{_set_name(report):<{width}}", "yellow")
         line.append(f"  step {report.step:,}", _LABEL)
         for name, value in report.metrics.items():
-            line.append(f"  {name} ", _LABEL).append(format_number(value), "not dim default bold")
+            line.append(f"  {name} ", _LABEL).append(format_number(value), "bold")
         lines.append(line)
     return lines
 
@@ -253,39 +253,3 @@ def plain_eval_line(report: EvalReport) -> str:
 def plain_event_line(event: Event) -> str:
     """One line for an event."""
     return f"{event.kind} at step {event.step}: {' '.join(event.message.split())}"
-
-
-# -- a picture ---------------------------------------------------------------------------------
-
-_SVG = """\
-<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
-<style>
-.{unique_id}-matrix {{ font-family: ui-monospace, "DejaVu Sans Mono", Menlo, monospace;
-  font-size: {char_height}px; line-height: {line_height}px; }}
-.{unique_id}-title {{ font-size: 18px; font-weight: bold; font-family: sans-serif; }}
-{styles}
-</style>
-<defs>
-<clipPath id="{unique_id}-clip-terminal">
-<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}" /></clipPath>
-{lines}
-</defs>
-{chrome}
-<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
-{backgrounds}
-<g class="{unique_id}-matrix">
-{matrix}
-</g>
-</g>
-</svg>
-"""
-
-
-def frame_as_svg(view: View, *, width: int = 100, title: str = "surefoot train") -> str:
-    """One frame as an SVG picture of a terminal; it refers to nothing on the network."""
-    with open("/dev/null", "w") as nowhere:
-        console = Console(
-            record=True, width=width, file=nowhere, force_terminal=True, color_system="truecolor"
-        )
-        console.print(render_frame(view, width))
-        return console.export_svg(title=title, code_format=_SVG, unique_id="surefoot")

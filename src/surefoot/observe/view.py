@@ -81,12 +81,16 @@ class Curve:
     def __init__(self, capacity: int = CURVE_POINTS) -> None:
         self._capacity = capacity
         self._points: list[tuple[int, float]] = []
+        self._first: tuple[tuple[int, float], ...] = ()
         self._stride = 1
         self._waiting: list[tuple[int, float]] = []
 
     def add(self, step: int, value: float) -> None:
         """Adds a point; non-finite values are left out."""
         if not math.isfinite(value):
+            return
+        if not self._first:
+            self._first = ((step, value),)
             return
         self._waiting.append((step, value))
         if len(self._waiting) < self._stride:
@@ -99,8 +103,8 @@ class Curve:
             self._stride *= 2
 
     def points(self) -> tuple[tuple[int, float], ...]:
-        """All points, and the last value as it is."""
-        return (*self._points, *self._waiting[-1:])
+        """All points; the first value, and the last one where it waits, as they are."""
+        return (*self._first, *self._points, *self._waiting[-1:])
 
 
 def _mean(points: list[tuple[int, float]]) -> tuple[int, float]:
