@@ -81,7 +81,8 @@ class Violation:
 
     def __str__(self) -> str:
         remedy = f"; {self.remedy}" if self.remedy else ""
-        return f"{self.path} ({self.origin}): {self.rule}{remedy}"
+        place = f"{self.path} ({self.origin})" if self.path else f"({self.origin})"
+        return f"{place}: {self.rule}{remedy}"
 
 
 class ConfigError(RequestError):

@@ -43,6 +43,10 @@ class Count(ABC):
                 f"{self.kind} are counted with {expected}, not {number!r}",
                 rule=f"a count of {self.kind} is {expected}",
             )
+        if not self.whole:
+            # One form for one amount: 5400 s and 5400.0 s are written, stored and compared alike.
+            number = _as_float(number)
+            object.__setattr__(self, "value", number)
         if not 0 <= number < float("inf"):
             raise RequestError(
                 f"{number!r} is no count of {self.kind}", rule="a count is finite and not negative"
@@ -204,7 +208,7 @@ def parse_count(text: str) -> Count:
     since they mean the decimal point to some readers.
 
     >>> parse_count("375M tokens"), parse_count("10_000 steps"), parse_count("1.5h")
-    (Tokens(value=375000000), Steps(value=10000), Seconds(value=5400))
+    (Tokens(value=375000000), Steps(value=10000), Seconds(value=5400.0))
     >>> parse_count("4 GiB") == Bytes(4 * 2**30)
     True
 
@@ -220,14 +224,21 @@ def parse_count(text: str) -> Count:
         )
     kind, multiplier = _unit(text, match["unit"])
     exact = Decimal(match["number"].replace("_", "")) * _SCALES[match["scale"] or ""] * multiplier
-    if exact == exact.to_integral_value() and (kind.whole or exact < 10**15):
-        return kind(int(exact))
-    if kind.whole:
+    if not kind.whole:
+        return kind(float(exact))
+    if exact != exact.to_integral_value():
         raise RequestError(
             f"{text!r} is not a whole number of {kind.kind}",
             rule=f"a count of {kind.kind} is a whole number",
         )
-    return kind(float(exact))
+    return kind(int(exact))
+
+
+def _as_float(number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return float("inf")
 
 
 def _unit(text: str, word: str) -> tuple[type[Count], int]:
@@ -243,9 +254,10 @@ def _unit(text: str, word: str) -> tuple[type[Count], int]:
             rule="a count is a number and a unit",
             remedy=f"write '{number} steps', or tokens, samples, epochs, s, min, h",
         )
-    near = difflib.get_close_matches(word, _WORDS, n=1)
+    spellings = {known.lower(): known for known in _WORDS}
+    near = difflib.get_close_matches(word.lower(), spellings, n=1)
     raise RequestError(
         f"{text!r}: unknown unit {word!r}",
         rule="the unit is one of steps, tokens, samples, epochs, s, min, h, d, B, kB, GiB, FLOPs",
-        remedy=f"did you mean {near[0]!r}?" if near else "",
+        remedy=f"did you mean {spellings[near[0]]!r}?" if near else "",
     )
