@@ -160,12 +160,8 @@ def show_params(
             "disagreements": [row.name for row in ledger.disagreements],
         }
     )
-    session.next(
-        (
-            "--set 'optimizer.groups=[{pattern: head.*, lr_multiplier: 0.1}]'",
-            "other numbers by name",
-        )
-    )
+    groups = "optimizer.groups=[{pattern: NAME*, lr_multiplier: 0.1}]"
+    session.next((f"surefoot show params {recipe} --set '{groups}'", "other numbers by name"))
 
 
 @app.command("schedule")

@@ -9,11 +9,13 @@ import typer
 
 from surefoot.cli.session import DebugOption, JsonOption, Session, SetOption
 from surefoot.core.errors import EXIT_DONE, EXIT_STOPPED, RequestError
+from surefoot.observe.text import format_number
 
 if TYPE_CHECKING:
     from surefoot.build import RunResult
 
 DEFAULT_RECIPE = "stdlib-gpt"
+DEFAULT_RUNS = Path("runs")
 
 
 def train(
@@ -44,7 +46,7 @@ def train(
     ] = False,
     runs: Annotated[
         Path, typer.Option(metavar="DIR", help="Folder in which the run folder is made.")
-    ] = Path("runs"),
+    ] = DEFAULT_RUNS,
     json_file: JsonOption = None,
     debug: DebugOption = False,
 ) -> int:
@@ -68,7 +70,7 @@ def train(
         dry_run=dry_run,
         console=session.console,
     )
-    return _tell(session, result, recipe, dry_run=dry_run)
+    return _tell(session, result, recipe, runs)
 
 
 def _check_request(
@@ -102,7 +104,7 @@ def _check_request(
         )
 
 
-def _tell(session: Session, result: RunResult, recipe: str | None, *, dry_run: bool) -> int:
+def _tell(session: Session, result: RunResult, recipe: str | None, runs: Path) -> int:
     """Prints the end of a run and what to do next; returns the exit code."""
     stopped = result.status == "stopped"
     code = EXIT_STOPPED if stopped else EXIT_DONE
@@ -110,20 +112,25 @@ def _tell(session: Session, result: RunResult, recipe: str | None, *, dry_run: b
         {
             "exit_code": code,
             "status": result.status,
+            "reason": result.reason,
             "folder": result.folder,
             "step": result.step,
             "metrics": result.metrics,
         }
     )
-    command = " ".join(["surefoot", "train", *([recipe] if recipe else [])])
-    if dry_run:
+    session.say(f"\n{result.status} at step {result.step}: {result.reason}", style="bold")
+    for name, value in result.metrics.items():
+        session.say(f"  {name}  {format_number(value)}")
+    if result.folder is None:
+        command = " ".join(["surefoot", "train", *([recipe] if recipe else [])])
         session.next((command, "the same, for real"))
     elif stopped:
         session.next((f"surefoot train --resume {result.folder}", "goes on where it stopped"))
     else:
+        list_command = "surefoot runs" + ("" if runs == DEFAULT_RUNS else f" {runs}")
         session.next(
             (f"surefoot checkpoint inspect {result.folder}", "what it saved"),
-            ("surefoot runs", "all runs, side by side"),
+            (list_command, "all runs, side by side"),
             (f'surefoot.load("{result.folder}").model', "the trained model, in Python"),
         )
     return code
