@@ -65,6 +65,11 @@ class AugmentedSource:
     def collate(self, samples: Sequence[Any]) -> Any:
         return self._source.collate(samples)
 
+    def locate(self, index: int) -> str:
+        """Where a sample comes from, for messages."""
+        inner = getattr(self._source, "locate", None)
+        return str(inner(index)) if inner else f"sample {index} of {self._source.name}"
+
     def fingerprint(self) -> str:
         """Fingerprint of the samples before the transform."""
         return str(self._source.fingerprint())

@@ -40,84 +40,109 @@ class Fetcher:
                 a number >= 0; the dataset and the sample ids are named.
         """
         source = self.source
+        ids = indices.tolist()
         if source.is_random:
             with preserved_cpu_rng():
                 samples = []
-                for index in indices.tolist():
+                for index in ids:
                     seed_for_sample(self.seed, epoch, index)
                     samples.append(self._read(index))
                 # What collation draws (a mask, a mix of samples) is keyed by the batch's first id.
-                seed_for_sample(self.seed, epoch, int(indices[0]))
-                return self._finish(self._collate(samples, indices), indices)
+                seed_for_sample(self.seed, epoch, ids[0])
+                data = collated(source, samples, ids)
+                return data, checked_weights(self.weight, data, source, ids)
         batch_of = getattr(source, "batch", None)
-        if batch_of is not None:
+        if batch_of is None:
+            data = collated(source, self._read_many(ids), ids)
+        else:
             try:
                 data = batch_of(indices)
             except SurefootError:
                 raise
             except Exception as error:
-                raise self._failure("reading", indices.tolist(), error) from error
-        else:
-            samples = [self._read(index) for index in indices.tolist()]
-            data = self._collate(samples, indices)
-        return self._finish(data, indices)
+                raise self._failure(ids, error) from error
+        return data, checked_weights(self.weight, data, source, ids)
 
-    def _finish(self, data: Any, indices: IndexArray) -> tuple[Any, dict[str, float]]:
-        return data, checked_weights(self.weight, data, self.source.name, indices.tolist())
+    def _read_many(self, ids: list[int]) -> list[Any]:
+        many = getattr(self.source, "samples", None)
+        if many is not None:
+            try:
+                return list(many(ids))
+            except Exception:
+                # One by one, the sample at fault can be named.
+                pass
+        return [self._read(index) for index in ids]
 
     def _read(self, index: int) -> Any:
         try:
             return self.source[index]
         except Exception as error:
-            raise self._failure("reading", [index], error) from error
+            raise self._failure([index], error) from error
 
-    def _collate(self, samples: Sequence[Any], indices: IndexArray) -> Any:
-        try:
-            return self.source.collate(samples)
-        except SurefootError:
-            raise
-        except Exception as error:
-            shapes = "; ".join(
-                f"sample {index}: {describe(sample)}"
-                for index, sample in zip(indices.tolist()[:8], samples, strict=False)
-            )
-            raise DataError(
-                f"samples of {self.source.name} do not fit into one batch: {error}",
-                where=shapes + ("; …" if len(samples) > 8 else ""),
-                rule="the samples of a micro-batch have equal types and shapes",
-                remedy="give the dataset a collate function, such as padding_collate",
-            ) from error
-
-    def _failure(self, doing: str, ids: list[int], error: Exception) -> DataError:
+    def _failure(self, ids: list[int], error: Exception) -> DataError:
         detail = f"{type(error).__name__}: {error}"
+        rule, remedy = "every sample of a dataset can be read", "correct or remove the sample"
         if isinstance(error, SurefootError):
-            detail = str(error)
-        return DataError(
-            f"{doing} {_samples(ids)} of {self.source.name} failed: {detail}",
-            where=f"{self.source.name}, {_samples(ids)}",
-            rule="every sample of a dataset can be read",
-            remedy="correct or remove the sample",
+            detail, rule, remedy = error.what, error.rule or rule, error.remedy or remedy
+        place = place_of(self.source, ids)
+        return DataError(f"reading {place} failed: {detail}", where=place, rule=rule, remedy=remedy)
+
+
+def place_of(source: Any, ids: Sequence[int]) -> str:
+    """Where samples lie, for messages: the dataset, the ids and, for one, what it was made from."""
+    if len(ids) == 1:
+        locate = getattr(source, "locate", None)
+        origin = f" ({locate(ids[0])})" if locate is not None else ""
+        return f"sample {ids[0]} of {source.name}{origin}"
+    shown = ", ".join(map(str, ids[:16]))
+    return f"samples {shown}{', …' if len(ids) > 16 else ''} of {source.name}"
+
+
+def collated(source: Any, samples: Sequence[Any], ids: Sequence[int]) -> Any:
+    """One batch of samples.
+
+    Raises:
+        DataError: they do not fit together; the shapes and ids are named.
+    """
+    try:
+        return source.collate(samples)
+    except SurefootError:
+        raise
+    except Exception as error:
+        shapes = "; ".join(
+            f"sample {index}: {describe(sample)}"
+            for index, sample in zip(ids[:8], samples, strict=False)
         )
+        raise DataError(
+            f"samples of {source.name} do not fit into one batch: {error}",
+            where=shapes + ("; …" if len(samples) > 8 else ""),
+            rule="the samples of a micro-batch have equal types and shapes",
+            remedy="give the dataset a collate function, such as PaddingCollate",
+        ) from error
 
 
 def checked_weights(
-    weight: WeightFunction, data: Any, name: str, ids: list[int]
+    weight: WeightFunction, data: Any, source: Any, ids: Sequence[int]
 ) -> dict[str, float]:
-    """Weights of a CPU batch as a mapping, with the sample at fault named where one is."""
+    """Weights of a CPU batch as a mapping.
+
+    Raises:
+        DataError: the batch is not what the task expects, or a weight is no number >= 0; the
+            sample at fault is named where one is.
+    """
     try:
         value = weight(data)
     except DataError as error:
         position = getattr(error, "batch_position", None)
-        place = f"{name}, {_samples(ids)}"
         if isinstance(position, int) and position < len(ids):
-            place = f"{name}, sample {ids[position]}"
+            ids = [ids[position]]
+        place = place_of(source, ids)
         error.where = f"{place}: {error.where}" if error.where else place
         raise
     except Exception as error:
         raise DataError(
-            f"the weight of a batch of {name} could not be computed: "
-            f"{type(error).__name__}: {error}",
-            where=f"{name}, {_samples(ids)}: {describe(data)}",
+            f"the weight of a batch could not be computed: {type(error).__name__}: {error}",
+            where=f"{place_of(source, ids)}: {describe(data)}",
             rule="weight(batch) works on every collated batch, on the CPU",
         ) from error
     weights = dict(value) if isinstance(value, Mapping) else {SINGLE_TERM: value}
@@ -125,15 +150,8 @@ def checked_weights(
         weights[term] = number = float(number)
         if not 0.0 <= number < float("inf"):
             raise DataError(
-                f"the weight of a batch of {name} is {number} ({term})",
-                where=f"{name}, {_samples(ids)}",
+                f"the weight of a batch is {number} ({term})",
+                where=place_of(source, ids),
                 rule="a weight is a finite number >= 0",
             )
     return weights
-
-
-def _samples(ids: list[int]) -> str:
-    if len(ids) == 1:
-        return f"sample {ids[0]}"
-    shown = ", ".join(map(str, ids[:16]))
-    return f"samples {shown}{', …' if len(ids) > 16 else ''}"

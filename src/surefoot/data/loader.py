@@ -6,7 +6,7 @@ never what. It draws from no global random stream and never waits for a worker w
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,8 +18,12 @@ from surefoot.core.errors import RequestError
 from surefoot.data.batch import MicroBatch, move_to
 from surefoot.data.fetch import Fetcher, WeightFunction
 from surefoot.data.order import START, BatchPlan, Cursor, PlannedBatch
+from surefoot.data.sources.stream import StreamCursor, StreamPlan, StreamSource
 from surefoot.data.staging import DeviceStage
 from surefoot.data.workers import StartMethod, WorkerPool
+
+AnyCursor = Cursor | StreamCursor | Mapping[str, Any]
+"""A cursor, or the JSON of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +61,22 @@ class Loader:
     """Loads the micro-batches of a plan from a source.
 
     Args:
-        source: samples by index (see `surefoot.data.sources.base.Source`).
-        plan: which samples make up each micro-batch; its seed keys the randomness of samples.
+        source: samples by index (see `surefoot.data.sources.base.Source`), or a `StreamSource`.
+        plan: which samples make up each micro-batch (a `StreamPlan` for a stream); its seed keys
+            the randomness of samples.
         weight: `weight(batch)`: loss-bearing items of a collated batch on the CPU; called once for
             each batch, in the worker that made it.
         settings: workers, prefetch and deadline.
         device: where batches are put.
 
     Raises:
-        RequestError: the settings do not fit the device.
+        RequestError: the settings do not fit the device, or the plan the source.
     """
 
     def __init__(
         self,
         source: Any,
-        plan: BatchPlan,
+        plan: BatchPlan | StreamPlan,
         *,
         weight: WeightFunction,
         settings: LoaderSettings | None = None,
@@ -81,23 +86,25 @@ class Loader:
         self.plan = plan
         self.settings = settings or LoaderSettings()
         self.device = torch.device(device)
-        if plan.num_samples != len(source):
-            raise RequestError(
-                f"the plan orders {plan.num_samples} samples, {source.name} has {len(source)}",
-                rule="a plan is made for the length of its source",
-            )
+        _check_fit(source, plan, self.settings)
+        self._weight = weight
         self._fetch = Fetcher(source, weight, plan.seed)
         self._stage = DeviceStage.choose(self.device, self.settings.pin_memory)
         self._pool: WorkerPool | None = None
         self._in_use = False
 
-    def iterate(self, cursor: Cursor = START) -> Generator[MicroBatch, None, None]:
+    def iterate(self, cursor: AnyCursor = START) -> Generator[MicroBatch, None, None]:
         """Micro-batches from `cursor` on, epoch after epoch, without end. Close it when done."""
-        return self._load(self.plan.micro_batches(cursor))
+        if isinstance(self.plan, StreamPlan):
+            return self._load(self.source.micro_batches(self.plan, self._weight, cursor))
+        return self._load(self._fetched(self.plan.micro_batches(position_of(cursor))))
 
-    def iterate_once(self, cursor: Cursor = START) -> Generator[MicroBatch, None, None]:
+    def iterate_once(self, cursor: AnyCursor = START) -> Generator[MicroBatch, None, None]:
         """Micro-batches from `cursor` to the end of its epoch."""
-        return self._load(self.plan.one_epoch(cursor))
+        if isinstance(self.plan, StreamPlan):
+            batches = self.source.micro_batches(self.plan, self._weight, cursor)
+            return self._load(_to_the_end(batches))
+        return self._load(self._fetched(self.plan.one_epoch(position_of(cursor))))
 
     def close(self) -> None:
         """End the worker processes. The loader can be used again afterwards."""
@@ -111,7 +118,12 @@ class Loader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _load(self, plans: Iterator[PlannedBatch]) -> Generator[MicroBatch, None, None]:
+    def _fetched(self, plans: Iterator[PlannedBatch]) -> Generator[MicroBatch, None, None]:
+        return self._here(plans) if self.settings.workers == 0 else self._in_workers(plans)
+
+    def _load(
+        self, batches: Generator[MicroBatch, None, None]
+    ) -> Generator[MicroBatch, None, None]:
         if self._in_use:
             raise RequestError(
                 f"the loader of {self.source.name} is already being read",
@@ -120,7 +132,6 @@ class Loader:
             )
         self._in_use = True
         try:
-            batches = self._here(plans) if self.settings.workers == 0 else self._in_workers(plans)
             if self._stage is not None:
                 batches = self._stage.run(batches)
             elif self.device.type != "cpu":
@@ -164,6 +175,52 @@ class Loader:
         with closing(batches):
             for batch in batches:
                 yield _with_data(batch, move_to(batch.data, self.device))
+
+
+def position_of(cursor: AnyCursor) -> Cursor:
+    """The cursor of a dataset by index, also from its JSON.
+
+    Raises:
+        RequestError: it is the cursor of a stream.
+    """
+    if isinstance(cursor, Cursor):
+        return cursor
+    if isinstance(cursor, Mapping) and "state" not in cursor:
+        return Cursor.from_json(cursor)
+    raise RequestError(
+        "a dataset by index cannot continue from the state of a stream",
+        rule="the data of a run keeps its kind",
+        remedy="resume with the dataset that the run was started with",
+    )
+
+
+def _check_fit(source: Any, plan: BatchPlan | StreamPlan, settings: LoaderSettings) -> None:
+    streams = isinstance(source, StreamSource)
+    if streams != isinstance(plan, StreamPlan):
+        raise RequestError(
+            f"a {type(plan).__name__} does not fit {source.name}",
+            rule="a stream is cut by a StreamPlan, a dataset by index by a BatchPlan",
+        )
+    if streams and settings.workers > 0:
+        raise RequestError(
+            f"the stream {source.name} cannot be read by {settings.workers} workers",
+            where="loader.workers",
+            rule="a stream has one state, kept in the process of the training",
+            remedy="set loader.workers to 0",
+        )
+    if isinstance(plan, BatchPlan) and plan.num_samples != len(source):
+        raise RequestError(
+            f"the plan orders {plan.num_samples} samples, {source.name} has {len(source)}",
+            rule="a plan is made for the length of its source",
+        )
+
+
+def _to_the_end(batches: Generator[MicroBatch, None, None]) -> Generator[MicroBatch, None, None]:
+    with closing(batches):
+        for batch in batches:
+            yield batch
+            if batch.ends_epoch:
+                return
 
 
 def _indices_to_read(planned: PlannedBatch) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -14,8 +14,11 @@ from surefoot.data.order import IndexArray
 class Source(Protocol):
     """Samples by index.
 
-    A source may also have `batch(indices)`, which returns the collated batch of many samples at
-    once; the loader then uses it wherever no sample is random.
+    A source may also have
+
+    - `batch(indices)`: the collated batch of many samples at once, used where no sample is random;
+    - `samples(indices)`: many samples at once, used likewise;
+    - `locate(index)`: what a sample was made from, such as its file, for messages.
     """
 
     @property
@@ -55,6 +58,8 @@ class DataSplits:
 
     train: Any
     validation: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Sizes that a model takes from its data, by the names of the model's fields."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What a run records of it: counts, statistics, skipped files. JSON values only."""
 

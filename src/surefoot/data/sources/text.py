@@ -190,7 +190,8 @@ def open_text(
             corpus, "validation", tokenizer, sequence_length, documents, cache
         )
     facts = _facts(corpus, train, validation, tokenizer)
-    splits = DataSplits(train, validation, facts)
+    sizes = {"vocabulary_size": tokenizer.vocabulary_size, "sequence_length": sequence_length}
+    splits = DataSplits(train, validation, sizes, facts)
     return TextData(splits, tokenizer, torch.from_numpy(table))
 
 

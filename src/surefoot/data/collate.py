@@ -1,0 +1,111 @@
+"""Samples of different length in one batch: padded, and the padding counts for nothing.
+
+It pads and stacks; it truncates nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from surefoot.core.errors import DataError
+from surefoot.data.batch import describe
+
+IGNORE_INDEX = -100
+
+
+@dataclass(frozen=True)
+class PaddingCollate:
+    """Pads the first dimension of token sequences to the longest of the batch.
+
+    Samples are mappings. Each value of the kind of `length_key` (a sequence as long as it) is
+    padded: labels with -100, masks with 0, `length_key` with `pad_id`, others with 0. Everything
+    else is stacked. The batch always holds `attention_mask` (int64, 1 where a token is real) and
+    `labels` aligned with the tokens; labels that the samples lack are the tokens themselves.
+
+    Args:
+        pad_id: token that fills up.
+        multiple_of: pad further, to a multiple of this length; few shapes suit compiled models.
+        length_key: name of the tokens.
+        add_labels: give token labels to samples without any; False for tasks with other targets.
+    """
+
+    pad_id: int = 0
+    multiple_of: int = 1
+    length_key: str = "input_ids"
+    add_labels: bool = True
+
+    def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The batch: padded values [B, longest, …], others as torch stacks them.
+
+        Raises:
+            DataError: the samples are no mappings, lack the tokens or have different keys.
+        """
+        keys = self._keys(samples)
+        lengths = [len(sample[self.length_key]) for sample in samples]
+        longest = -(-max(lengths) // self.multiple_of) * self.multiple_of
+        batch: dict[str, Any] = {}
+        for key in keys:
+            values = [sample[key] for sample in samples]
+            if all(
+                _is_sequence(value) and len(value) == length
+                for value, length in zip(values, lengths, strict=True)
+            ):
+                batch[key] = _padded(values, longest, self._filler(key))
+            else:
+                batch[key] = default_collate(values)
+        positions = torch.arange(longest)
+        real = positions < torch.tensor(lengths)[:, None]
+        batch.setdefault("attention_mask", real.long())
+        if self.add_labels and "labels" not in batch:
+            batch["labels"] = batch[self.length_key].masked_fill(~real, IGNORE_INDEX)
+        return batch
+
+    def _keys(self, samples: Sequence[Mapping[str, Any]]) -> list[str]:
+        for sample in samples:
+            if not isinstance(sample, Mapping) or self.length_key not in sample:
+                raise DataError(
+                    f"a sample is {describe(sample)}",
+                    rule=f"each sample is a mapping with {self.length_key!r}",
+                    remedy="return a dict from the dataset, or name its tokens in length_key",
+                )
+        keys = list(samples[0])
+        for sample in samples[1:]:
+            if set(sample) != set(keys):
+                raise DataError(
+                    f"samples have different keys: {sorted(keys)} and {sorted(sample)}",
+                    rule="the samples of a micro-batch have equal keys",
+                )
+        return keys
+
+    def _filler(self, key: str) -> int:
+        if key == self.length_key:
+            return self.pad_id
+        return IGNORE_INDEX if "label" in key or "target" in key else 0
+
+
+def _is_sequence(value: Any) -> bool:
+    if isinstance(value, (Tensor, np.ndarray)):
+        return value.ndim >= 1
+    return isinstance(value, (list, tuple)) and all(isinstance(x, (int, float)) for x in value)
+
+
+def _padded(values: Sequence[Any], longest: int, filler: int) -> Tensor:
+    tensors = [torch.as_tensor(value) for value in values]
+    first = tensors[0]
+    out = first.new_full((len(tensors), longest, *first.shape[1:]), filler)
+    for row, tensor in zip(out, tensors, strict=True):
+        row[: len(tensor)] = tensor
+    return out
+
+
+def padding_fraction(batch: Mapping[str, Any]) -> float:
+    """Share of the places of a padded batch that hold no token."""
+    mask = batch["attention_mask"]
+    return 1.0 - float(mask.sum()) / mask.numel()

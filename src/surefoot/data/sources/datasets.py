@@ -1,0 +1,232 @@
+"""Any map-style dataset as a source, parts of a source, and the choice of a source for an object.
+
+It wraps; it copies no sample and never changes what a dataset returns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import TensorDataset, default_collate
+
+from surefoot.core.errors import DataError, MissingDataError, RequestError, SurefootError
+from surefoot.data.augment import preserved_cpu_rng, seed_for_sample
+from surefoot.data.fingerprint import hash_value, sampled_indices
+from surefoot.data.order import IndexArray, permuted_indices
+from surefoot.data.sources.arrays import ArraySource
+from surefoot.data.sources.base import Source, hash_parts
+from surefoot.data.sources.stream import StreamSource, is_stream
+
+# Key of every split by index: a constant, so that a split never depends on the run's seed.
+_SPLIT_KEY = 0x5EED_0F_5B117
+
+
+class DatasetSource:
+    """A map-style dataset: `len(dataset)` and `dataset[index]`.
+
+    Args:
+        dataset: the dataset. If it has `__getitems__(indices)` and `is_random` is False, samples
+            are read many at a time.
+        name: what messages call it; the class name if empty.
+        collate: samples to batch; torch's `default_collate` if not given.
+        is_random: whether reading a sample draws random numbers, as augmentation does. True is
+            always right; False saves the seeding of each sample.
+
+    Raises:
+        DataError: it has no length or no samples by index.
+        MissingDataError: it is empty.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        name: str = "",
+        collate: Callable[[Any], Any] = default_collate,
+        is_random: bool = True,
+    ) -> None:
+        self.dataset = dataset
+        self.name = name or type(dataset).__name__
+        self.is_random = is_random
+        self._collate = collate
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise DataError(
+                f"{self.name} is no dataset by index",
+                rule="a map-style dataset has __len__ and __getitem__",
+                remedy="add them, or give a stream state_dict and load_state_dict",
+            )
+        if len(dataset) == 0:
+            raise MissingDataError(f"{self.name} holds no sample", rule="at least one sample")
+        self._many = None if is_random else getattr(dataset, "__getitems__", None)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
+
+    def samples(self, indices: Sequence[int]) -> list[Any]:
+        """Samples of several indices."""
+        if self._many is not None:
+            return list(self._many(list(indices)))
+        return [self.dataset[index] for index in indices]
+
+    def collate(self, samples: Sequence[Any]) -> Any:
+        return self._collate(samples)
+
+    def fingerprint(self) -> str:
+        """The dataset's own `fingerprint()`, or else a hash of its length and 64 of its samples.
+
+        The second kind begins with `sampled:`; it can miss a change in a sample it does not read.
+        """
+        own = getattr(self.dataset, "fingerprint", None)
+        if callable(own):
+            return f"own:{own()}"
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(f"{type(self.dataset).__qualname__} {len(self)}".encode())
+        with preserved_cpu_rng():
+            for index in sampled_indices(len(self)):
+                seed_for_sample(0, 0, index)
+                try:
+                    hash_value(self.dataset[index], digest)
+                except SurefootError:
+                    raise
+                except Exception as error:
+                    raise DataError(
+                        f"reading sample {index} of {self.name} failed: "
+                        f"{type(error).__name__}: {error}",
+                        where=f"{self.name}, sample {index}",
+                        rule="every sample of a dataset can be read",
+                    ) from error
+        return f"sampled:{digest.hexdigest()}"
+
+
+class SubsetSource:
+    """Some samples of a source, under new indices from 0.
+
+    Args:
+        source: the whole.
+        indices: int64 [samples], indices into it.
+        name: what messages call the part.
+    """
+
+    def __init__(self, source: Source, indices: IndexArray, name: str) -> None:
+        self.name = name
+        self.is_random = source.is_random
+        self._source = source
+        self._indices = np.asarray(indices, dtype=np.int64)
+        batch = getattr(source, "batch", None)
+        if batch is not None:
+            self.batch = _SubsetBatch(batch, self._indices)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._source[int(self._indices[index])]
+
+    def collate(self, samples: Sequence[Any]) -> Any:
+        return self._source.collate(samples)
+
+    def locate(self, index: int) -> str:
+        """Where a sample comes from, for messages."""
+        original = int(self._indices[index])
+        inner = getattr(self._source, "locate", None)
+        return inner(original) if inner else f"sample {original} of {self._source.name}"
+
+    def fingerprint(self) -> str:
+        """Hash of the whole's fingerprint and of the chosen indices."""
+        kind, _, text = self._source.fingerprint().partition(":")
+        return f"{kind}:{hash_parts(text, self._indices.tobytes())}"
+
+
+class _SubsetBatch:
+    """`batch` of a part. A class, not a closure, so that it can be sent to a spawned worker."""
+
+    def __init__(self, batch: Callable[[IndexArray], Any], indices: IndexArray) -> None:
+        self._batch = batch
+        self._indices = indices
+
+    def __call__(self, indices: IndexArray) -> Any:
+        return self._batch(self._indices[indices])
+
+
+def split_indices(num_samples: int, validation_fraction: float) -> tuple[IndexArray, IndexArray]:
+    """Indices of the training and of the validation part, both ascending.
+
+    The split depends on the two arguments alone: it is the same in every run and on every platform.
+    Where the fraction is above 0, each part has at least one sample.
+
+    Raises:
+        RequestError: the fraction is not in [0, 1), or one sample cannot be split.
+    """
+    if not 0.0 <= validation_fraction < 1.0:
+        raise RequestError(
+            f"validation_fraction is {validation_fraction}",
+            where="data.validation_fraction",
+            rule="0 <= validation_fraction < 1",
+        )
+    if validation_fraction == 0.0:
+        return np.arange(num_samples, dtype=np.int64), np.empty(0, dtype=np.int64)
+    if num_samples < 2:
+        raise RequestError(
+            f"{num_samples} sample(s) cannot be split",
+            where="data.validation_fraction",
+            rule="a split needs at least two samples",
+            remedy="set data.validation_fraction to 0",
+        )
+    held_out = min(num_samples - 1, max(1, round(num_samples * validation_fraction)))
+    order = permuted_indices(_SPLIT_KEY, 0, np.arange(num_samples), num_samples)
+    return np.sort(order[held_out:]), np.sort(order[:held_out])
+
+
+def split_source(source: Source, validation_fraction: float) -> tuple[Source, Source | None]:
+    """Training and validation part of a source (see `split_indices`); None where none is held out.
+
+    Augmentation belongs after the split: `AugmentedSource(train, transform)`.
+    """
+    train, validation = split_indices(len(source), validation_fraction)
+    if not validation.size:
+        return source, None
+    return (
+        SubsetSource(source, train, f"{source.name} (training part)"),
+        SubsetSource(source, validation, f"{source.name} (validation part)"),
+    )
+
+
+def as_source(data: Any, name: str = "") -> Any:
+    """The source that fits what a user gives.
+
+    A source is returned as it is. An array or tensor, or a tuple or mapping of them, becomes an
+    `ArraySource`; a `TensorDataset` too. A list is a list of samples. A dataset by index becomes a
+    `DatasetSource`; an iterable with `state_dict` and `load_state_dict` a `StreamSource`.
+
+    Raises:
+        DataError: it is none of these.
+    """
+    if isinstance(data, (Source, StreamSource)):
+        return data
+    if isinstance(data, TensorDataset):
+        return ArraySource(tuple(data.tensors), name or "TensorDataset")
+    if isinstance(data, (torch.Tensor, np.ndarray)):
+        return ArraySource(data, name or "arrays")
+    if isinstance(data, (tuple, Mapping)):
+        parts = data.values() if isinstance(data, Mapping) else data
+        if parts and all(isinstance(part, (torch.Tensor, np.ndarray)) for part in parts):
+            return ArraySource(data, name or "arrays")
+    if isinstance(data, list):
+        return DatasetSource(data, name=name or "list of samples", is_random=False)
+    if is_stream(data):
+        return StreamSource(data, name=name)
+    if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, Mapping):
+        return DatasetSource(data, name=name)
+    raise DataError(
+        f"{type(data).__name__} is no data that can be trained on",
+        rule="arrays, a dataset with __len__ and __getitem__, or an iterable with state_dict and "
+        "load_state_dict",
+        remedy="give a stream its own state, so that a run can continue where it stopped",
+    )

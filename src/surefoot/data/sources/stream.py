@@ -1,0 +1,270 @@
+"""Data that can only be read in sequence, and keeps its own place.
+
+A stream runs in the process of the training. Its state is taken as of the micro-batch that was
+handed out, not of what was read ahead, so a resume repeats and loses nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.utils.data import default_collate
+
+from surefoot.core.errors import DataError, RequestError, SurefootError
+from surefoot.data.augment import preserved_cpu_rng, seed_for_sample
+from surefoot.data.batch import MicroBatch
+from surefoot.data.fetch import WeightFunction, checked_weights, collated
+from surefoot.data.order import START, Cursor
+
+
+@dataclass(frozen=True)
+class StreamCursor:
+    """Where a run stands in a stream: counts, and the stream's own state."""
+
+    epoch: int
+    position: int
+    """Samples of this epoch consumed."""
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """What the stream's `state_dict()` gave; JSON values only."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "position": self.position, "state": dict(self.state)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> StreamCursor:
+        return cls(int(value["epoch"]), int(value["position"]), dict(value["state"]))
+
+
+@dataclass(frozen=True)
+class StreamPlan:
+    """How a stream is cut into micro-batches and windows.
+
+    Args:
+        micro_batch: samples of one forward pass.
+        window_length: micro-batches per update. The last window of an epoch may be short.
+        seed: keys what samples draw at random, by (seed, epoch, position).
+    """
+
+    micro_batch: int
+    window_length: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("micro_batch", "window_length"):
+            if getattr(self, name) < 1:
+                raise RequestError(f"{name} is {getattr(self, name)}", rule=f"{name} >= 1")
+
+
+class StreamSource:
+    """An iterable that keeps its own place.
+
+    Args:
+        stream: has `__iter__`, `state_dict()` (JSON values) and `load_state_dict(state)`. Its state
+            has moved on when a sample is yielded, not after. Iterating
+            it again after its end starts another epoch; `set_epoch(epoch)`, if it has it, is
+            called first.
+        name: what messages call it; the class name if empty.
+        collate: samples to batch; torch's `default_collate` if not given.
+
+    Raises:
+        DataError: the stream does not keep its place.
+    """
+
+    is_random = True
+
+    def __init__(
+        self,
+        stream: Iterable[Any],
+        *,
+        name: str = "",
+        collate: Callable[[Any], Any] = default_collate,
+    ) -> None:
+        self.name = name or type(stream).__name__
+        if not is_stream(stream):
+            raise DataError(
+                f"{self.name} does not keep its place",
+                rule="a stream has __iter__, state_dict and load_state_dict",
+                remedy="add them, or give a dataset with __len__ and __getitem__ instead",
+            )
+        self.stream: Any = stream
+        self._collate = collate
+
+    def collate(self, samples: Sequence[Any]) -> Any:
+        return self._collate(samples)
+
+    def fingerprint(self) -> str:
+        """The stream's own `fingerprint()`, or that nothing is known of its content."""
+        own = getattr(self.stream, "fingerprint", None)
+        return f"own:{own()}" if callable(own) else f"stream:{self.name}"
+
+    def micro_batches(
+        self,
+        plan: StreamPlan,
+        weight: WeightFunction,
+        cursor: Cursor | StreamCursor | Mapping[str, Any] = START,
+    ) -> Generator[MicroBatch, None, None]:
+        """Micro-batches on the CPU from `cursor` on, epoch after epoch, without end.
+
+        Args:
+            plan: sizes and seed.
+            weight: loss-bearing items of a collated batch.
+            cursor: the start, a `StreamCursor` or its JSON.
+
+        Raises:
+            DataError: the stream fails, is empty, or its state is not JSON.
+            RequestError: the cursor is that of a dataset by index.
+        """
+        return _Reader(self, plan, weight).run(self._start(cursor))
+
+    def _start(self, cursor: Cursor | StreamCursor | Mapping[str, Any]) -> StreamCursor | None:
+        if isinstance(cursor, Mapping):
+            return StreamCursor.from_json(cursor)
+        if isinstance(cursor, StreamCursor):
+            return cursor
+        if cursor == START:
+            return None
+        raise RequestError(
+            f"the stream {self.name} cannot continue at sample {cursor.position}",
+            rule="a stream continues from its own state",
+            remedy="resume with the dataset that the run was started with",
+        )
+
+
+def is_stream(data: Any) -> bool:
+    """Whether an object keeps its own place in a sequence."""
+    return all(hasattr(data, name) for name in ("__iter__", "state_dict", "load_state_dict"))
+
+
+class _Reader:
+    """Cuts one stream into micro-batches."""
+
+    def __init__(self, source: StreamSource, plan: StreamPlan, weight: WeightFunction) -> None:
+        self._source = source
+        self._plan = plan
+        self._weight = weight
+
+    def run(self, cursor: StreamCursor | None) -> Generator[MicroBatch, None, None]:
+        epoch, position = (cursor.epoch, cursor.position) if cursor else (0, 0)
+        restored = cursor is not None
+        if cursor is not None:
+            with preserved_cpu_rng():
+                self._call(epoch, position, self._load, cursor.state)
+        while True:
+            count = 0
+            for batch in self._epoch(epoch, position, restored):
+                count += batch.samples
+                yield batch
+            if count == 0 and position == 0:
+                raise DataError(
+                    f"the stream {self._source.name} gave no sample in epoch {epoch}",
+                    rule="iterating a stream again after its end starts it anew",
+                    remedy="reset its place at the end of __iter__",
+                )
+            epoch, position, restored = epoch + 1, 0, False
+
+    def _epoch(self, epoch: int, position: int, restored: bool) -> Iterator[MicroBatch]:
+        plan = self._plan
+        with preserved_cpu_rng():
+            iterator = self._call(epoch, position, self._open, epoch)
+            ahead = self._read(iterator, epoch, position)
+            if ahead is None and restored and position == 0:
+                # Some streams save "at the end" after an epoch; opened once more, they start anew.
+                iterator = self._call(epoch, position, self._open, epoch)
+                ahead = self._read(iterator, epoch, position)
+        in_window = (position // plan.micro_batch) % plan.window_length
+        while ahead is not None:
+            in_window = (in_window + 1) % plan.window_length
+            with preserved_cpu_rng():
+                batch, ahead = self._next_batch(iterator, ahead, epoch, position, in_window == 0)
+            position += batch.samples
+            yield batch
+
+    def _next_batch(
+        self,
+        iterator: Iterator[Any],
+        ahead: tuple[Any],
+        epoch: int,
+        first: int,
+        ends_window: bool,
+    ) -> tuple[MicroBatch, tuple[Any] | None]:
+        """One micro-batch that begins with the sample read ahead, and the sample after it."""
+        samples = [ahead[0]]
+        following: tuple[Any] | None = ahead
+        while len(samples) < self._plan.micro_batch and following is not None:
+            following = self._read(iterator, epoch, first + len(samples))
+            if following is not None:
+                samples.append(following[0])
+        position = first + len(samples)
+        # Taken before one more sample is read to see whether there is one.
+        after = StreamCursor(epoch, position, self._state(epoch, position))
+        if following is not None:
+            following = self._read(iterator, epoch, position)
+        if following is None:
+            after = StreamCursor(epoch + 1, 0, self._state(epoch, position))
+        ids = list(range(first, position))
+        seed_for_sample(self._plan.seed, epoch, first)
+        data = collated(self._source, samples, ids)
+        weights = checked_weights(self._weight, data, self._source, ids)
+        ends_epoch = following is None
+        batch = MicroBatch(
+            data,
+            weights,
+            len(ids),
+            tuple(ids),
+            after,
+            ends_window or ends_epoch,
+            ends_epoch,
+            epoch,
+        )
+        return batch, following
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self._source.stream.load_state_dict(copy.deepcopy(dict(state)))
+
+    def _open(self, epoch: int) -> Iterator[Any]:
+        set_epoch = getattr(self._source.stream, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
+        return iter(self._source.stream)
+
+    def _read(self, iterator: Iterator[Any], epoch: int, position: int) -> tuple[Any] | None:
+        """The sample at `position`, in a tuple; None at the end."""
+        nothing = object()
+        sample = self._call(epoch, position, next, iterator, nothing)
+        return None if sample is nothing else (sample,)
+
+    def _call(self, epoch: int, position: int, call: Callable[..., Any], *args: Any) -> Any:
+        """Call into the stream, seeded by its place."""
+        seed_for_sample(self._plan.seed, epoch, position)
+        try:
+            return call(*args)
+        except SurefootError:
+            raise
+        except Exception as error:
+            raise DataError(
+                f"the stream {self._source.name} failed: {type(error).__name__}: {error}",
+                where=f"{self._source.name}, epoch {epoch}, sample {position}",
+                rule="a stream gives samples until it ends",
+            ) from error
+
+    def _state(self, epoch: int, position: int) -> Mapping[str, Any]:
+        state = self._call(epoch, position, self._source.stream.state_dict)
+        try:
+            # A copy that the stream cannot change.
+            stored = json.loads(json.dumps(state))
+        except (TypeError, ValueError) as error:
+            raise self._not_json(str(error)) from error
+        if stored != state or not isinstance(stored, dict):
+            raise self._not_json(f"it is {stored} once it has been stored")
+        return stored
+
+    def _not_json(self, detail: str) -> DataError:
+        return DataError(
+            f"the state of the stream {self._source.name} cannot be stored: {detail}",
+            rule="state_dict() gives JSON values: numbers, text, lists, dicts with text keys",
+            remedy="return such values from state_dict",
+        )
