@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable
@@ -158,7 +159,7 @@ def test_any_warmup_and_decay(warmup: int, rest: int, floor: float, kind: Any) -
     assert max(values) == 1.0 == schedule(warmup)
     assert schedule(warmup + rest) == floor == schedule(FAR)
     falling = values[warmup:]
-    assert all(a >= b for a, b in zip(falling, falling[1:], strict=False))
+    assert all(a >= b for a, b in itertools.pairwise(falling))
     assert min(falling) >= floor
 
 
@@ -176,7 +177,7 @@ def test_any_cooldown(warmup: int, stable: int, cooldown: int, floor: float, sha
     assert [schedule(n) for n in range(start + 1)] == [undecided(n) for n in range(start + 1)]
     falling = [schedule(n) for n in range(start, start + cooldown + 3)]
     assert falling[0] == 1.0
-    assert all(a >= b for a, b in zip(falling, falling[1:], strict=False))
+    assert all(a >= b for a, b in itertools.pairwise(falling))
     assert falling[cooldown:] == [floor] * 3
 
 

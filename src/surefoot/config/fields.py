@@ -155,27 +155,40 @@ Total = Annotated[
 """Where a decay ends: a count, or `horizon`, the end of the run."""
 
 
-def _number_or(choice: str, *, above: float = 0.0) -> Callable[[object], object]:
+def _number_or(choice: str, *, zero: bool = False) -> Callable[[object], object]:
+    bound = "of at least 0" if zero else "above 0"
+
     def read(value: object) -> object:
-        if value == choice and isinstance(value, str):
+        if isinstance(value, str) and value == choice:
             return value
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not above < float(value) < float("inf"):  # type: ignore[arg-type]
-            raise refuse(f"must be a number above {above:g}, or {choice!r}, not {value!r}")
-        return float(value)  # type: ignore[arg-type]
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            number = float(value)
+            if 0 < number < float("inf") or (zero and number == 0):
+                return number
+        raise refuse(f"must be a number {bound}, or {choice!r}, not {value!r}")
 
     return read
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _whole_or(choice: str) -> Callable[[object], object]:
     def read(value: object) -> object:
-        if value == choice and isinstance(value, str):
+        if _is_whole(value) or (isinstance(value, str) and value == choice):
             return value
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise refuse(f"must be a whole number of at least 1, or {choice!r}, not {value!r}")
-        return value
+        raise refuse(f"must be a whole number of at least 1, or {choice!r}, not {value!r}")
 
     return read
+
+
+def _whole_or_wholes(value: object) -> object:
+    if _is_whole(value):
+        return value
+    if isinstance(value, (list, tuple)) and value and all(map(_is_whole, value)):
+        return tuple(value)
+    raise refuse(f"must be a whole number of at least 1, or a list of them, not {value!r}")
 
 
 ClipNorm = Annotated[
@@ -183,6 +196,19 @@ ClipNorm = Annotated[
 ]
 LossScale = Annotated[
     float | str, BeforeValidator(_number_or("dynamic")), WithJsonSchema(_TEXT_OR_NUMBER)
+]
+WeightDecay = Annotated[
+    float | str,
+    BeforeValidator(_number_or("as-optimizer", zero=True)),
+    WithJsonSchema(_TEXT_OR_NUMBER),
+]
+Wholes = Annotated[
+    int | tuple[int, ...],
+    BeforeValidator(_whole_or_wholes),
+    WithJsonSchema({"type": ["integer", "array"]}),
+]
+AsHeads = Annotated[
+    int | str, BeforeValidator(_whole_or("as-heads")), WithJsonSchema(_TEXT_OR_NUMBER)
 ]
 FromData = Annotated[
     int | str, BeforeValidator(_whole_or("from-data")), WithJsonSchema(_TEXT_OR_NUMBER)
@@ -202,17 +228,24 @@ Factor = Annotated[float, Field(gt=0, lt=1)]
 _TARGET = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
 
 
-def _check_target(value: object) -> object:
-    if not isinstance(value, str) or not _TARGET.fullmatch(value):
+def _target(*choices: str) -> Callable[[object], object]:
+    others = "".join(f", or {choice!r}" for choice in choices)
+
+    def read(value: object) -> object:
+        if isinstance(value, str) and (value in choices or _TARGET.fullmatch(value)):
+            return value
         raise refuse(
-            f"must name a class or function as 'package.module:Name', not {value!r}",
+            f"must name a class or function as 'package.module:Name'{others}, not {value!r}",
             "write the module, a colon, and the name inside it",
         )
-    return value
+
+    return read
 
 
-Target = Annotated[str, BeforeValidator(_check_target)]
+Target = Annotated[str, BeforeValidator(_target())]
 """The user's own code, as data: `package.module:Name`. Only its spelling is checked here."""
+TargetOrSamples = Annotated[str, BeforeValidator(_target("samples"))]
+TargetOrNone = Annotated[str, BeforeValidator(_target("none"))]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 

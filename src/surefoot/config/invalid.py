@@ -6,7 +6,8 @@ Decides nothing: what is valid is said by the sections and by `rules.py`.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -60,16 +61,13 @@ _FOREIGN_NAMES = {
 
 def violations_of(
     error: ValidationError, given: Mapping[str, Any], model: type[BaseModel]
-) -> Iterator[Violation]:
+) -> list[Violation]:
     """Violations, without their origins, of one failed validation of `given`."""
-    seen: set[tuple[str, str]] = set()
-    for detail in error.errors(include_url=False):
-        keys = _keys(detail["loc"], given)
-        path = ".".join(keys)
-        rule, remedy = _explained(dict(detail), keys, given, model)
-        if (path, rule) not in seen:
-            seen.add((path, rule))
-            yield Violation(path, "", rule, remedy)
+    found = [
+        _explained(dict(detail), _keys(detail["loc"], given), given, model)
+        for detail in error.errors(include_url=False)
+    ]
+    return list(dict.fromkeys(found))
 
 
 def _keys(location: Iterable[str | int], given: Mapping[str, Any]) -> list[str]:
@@ -91,60 +89,53 @@ def _keys(location: Iterable[str | int], given: Mapping[str, Any]) -> list[str]:
 
 def _explained(
     detail: dict[str, Any], keys: list[str], given: Mapping[str, Any], model: type[BaseModel]
-) -> tuple[str, str]:
-    kind, context = detail["type"], detail.get("ctx", {})
-    match kind:
+) -> Violation:
+    path, context, got = ".".join(keys), detail.get("ctx", {}), detail["input"]
+    match detail["type"]:
         case "rule":
-            return context["rule"], context["remedy"]
+            return Violation(path, "", context["rule"], context["remedy"])
         case "extra_forbidden":
             return _unknown_key(keys, given, model)
         case "missing":
-            return "missing: this key has no default", f"add {'.'.join(keys)}"
+            return Violation(path, "", "missing: this key has no default", f"add {path}")
         case "union_tag_not_found":
-            choices = context["discriminator"].strip("'")
-            tags = sorted(_kinds(model, keys[0])) if keys else []
-            return f"missing '{choices}'", f"add {'.'.join(keys)}.{choices}, one of " + ", ".join(
-                tags
-            )
+            kinds = ", ".join(kinds_of(model, keys[0]))
+            return Violation(f"{path}.kind", "", "missing", f"add {path}.kind, one of {kinds}")
         case "union_tag_invalid":
-            tags = sorted(_kinds(model, keys[0]))
-            near = _near(str(context["tag"]), tags)
-            keys.append("kind")
-            return f"unknown kind {context['tag']!r}; one of " + ", ".join(tags), near
+            kinds = ", ".join(kinds_of(model, keys[0]))
+            rule = f"unknown kind {context['tag']!r}; one of {kinds}"
+            near = _near(str(context["tag"]), kinds_of(model, keys[0]))
+            return Violation(f"{path}.kind", "", rule, near)
         case "literal_error":
-            got = detail["input"]
             rule = f"must be {context['expected']}, not {got!r}"
-            if isinstance(got, bool):
-                return rule, "write the word"
-            return rule, _near(str(got), context["expected"].replace("'", "").split(", "))
+            near = _near(str(got), re.findall(r"'([^']*)'", context["expected"]))
+            return Violation(path, "", rule, near)
         case "model_type" | "model_attributes_type" | "dict_type":
-            return f"must be a section of keys, not {detail['input']!r}", ""
+            return Violation(path, "", f"must be a section of keys, not {got!r}")
     message = detail["msg"].replace("Input should", "must", 1)
-    return f"{message}, not {detail['input']!r}", ""
+    return Violation(path, "", f"{message}, not {got!r}")
 
 
-def _unknown_key(
-    keys: list[str], given: Mapping[str, Any], model: type[BaseModel]
-) -> tuple[str, str]:
-    here = ".".join(keys[:-1])
-    siblings = _fields_at(model, keys[:-1], given)
+def _unknown_key(keys: list[str], given: Mapping[str, Any], model: type[BaseModel]) -> Violation:
+    *around, word = keys
+    here, path = ".".join(around), ".".join(keys)
+    siblings = _fields_at(model, around, given)
     rule = "unknown key"
-    if here and isinstance(kind := _at(given, keys[:-1]).get("kind"), str):
+    if around and isinstance(kind := _at(given, around).get("kind"), str):
         rule = f"unknown key for {here} of kind {kind!r}"
-    word = keys[-1]
-    near = difflib.get_close_matches(word, siblings, n=1, cutoff=0.7)
-    if near:
-        return rule, f"did you mean {'.'.join([*keys[:-1], near[0]])}?"
-    if word in _FOREIGN_NAMES:
-        return rule, f"did you mean {_FOREIGN_NAMES[word]}?"
     everywhere = _all_paths(model, given)
-    exact = [path for path in everywhere if path.rpartition(".")[2] == word]
-    if exact:
-        return rule, "did you mean " + " or ".join(exact) + "?"
-    close = difflib.get_close_matches(".".join(keys), everywhere, n=1, cutoff=0.75)
-    if close:
-        return rule, f"did you mean {close[0]}?"
-    return rule, "known here: " + ", ".join(siblings) if siblings else ""
+    if near := difflib.get_close_matches(word, siblings, n=1, cutoff=0.7):
+        meant = ".".join([*around, near[0]])
+    elif word in _FOREIGN_NAMES:
+        meant = _FOREIGN_NAMES[word]
+    elif exact := [other for other in everywhere if other.rpartition(".")[2] == word]:
+        meant = " or ".join(exact)
+    elif close := difflib.get_close_matches(path, everywhere, n=1, cutoff=0.75):
+        meant = close[0]
+    else:
+        known = "known here: " + ", ".join(siblings) if siblings else ""
+        return Violation(path, "", rule, known)
+    return Violation(path, "", rule, f"did you mean {meant}?")
 
 
 def _near(word: str, choices: Iterable[str]) -> str:
@@ -155,8 +146,14 @@ def _near(word: str, choices: Iterable[str]) -> str:
 def _at(given: Mapping[str, Any], keys: list[str]) -> Mapping[str, Any]:
     node: Any = given
     for key in keys:
-        node = node[int(key)] if isinstance(node, (list, tuple)) else node[key]
+        node = _child(node, key)
     return node if isinstance(node, Mapping) else {}
+
+
+def _child(node: Any, key: str) -> Any:
+    if isinstance(node, (list, tuple)):
+        return node[int(key)]
+    return node.get(key) if isinstance(node, Mapping) else None
 
 
 def _members(field: FieldInfo) -> list[type[BaseModel]]:
@@ -177,13 +174,10 @@ def _tag(section: type[BaseModel]) -> str:
     return str(get_args(field.annotation)[0]) if field else ""
 
 
-def _kinds(model: type[BaseModel], key: str) -> list[str]:
-    return [_tag(member) for member in _members(model.model_fields[key])]
-
-
 def kinds_of(model: type[BaseModel], key: str) -> tuple[str, ...]:
     """The kinds that the section `key` comes in; empty where there is one form only."""
-    return tuple(kind for kind in _kinds(model, key) if kind)
+    kinds = (_tag(member) for member in _members(model.model_fields[key]))
+    return tuple(kind for kind in kinds if kind)
 
 
 def _chosen(field: FieldInfo, node: object) -> type[BaseModel] | None:
@@ -199,11 +193,11 @@ def _fields_at(model: type[BaseModel], keys: list[str], given: Mapping[str, Any]
     current: type[BaseModel] | None = model
     for key in keys:
         if isinstance(node, (list, tuple)):
-            node = node[int(key)]
+            node = _child(node, key)
             continue
         if current is None or key not in current.model_fields:
             return []
-        node = node[key]
+        node = _child(node, key)
         current = _chosen(current.model_fields[key], node)
     return list(current.model_fields) if current else []
 

@@ -79,7 +79,7 @@ def _compose(text: str, name: str) -> yaml.Node | None:
 def _value(node: yaml.Node, path: str, name: str, lines: dict[str, int]) -> Any:
     line = _line(node.start_mark)
     lines.setdefault(path, line)
-    if not node.tag.startswith("tag:yaml.org,2002:") or node.tag not in _OWN_TAGS[type(node)]:
+    if node.tag != _PLAIN_TAGS[type(node)]:
         raise _refused(name, line, f"the tag {node.tag!r} is not allowed: a recipe is plain data")
     if isinstance(node, yaml.MappingNode):
         return _mapping(node, path, name, lines)
@@ -93,17 +93,18 @@ def _value(node: yaml.Node, path: str, name: str, lines: dict[str, int]) -> Any:
     return str(node.value) if node.style else _scalar(node.value)
 
 
-_OWN_TAGS = {
-    yaml.MappingNode: {"tag:yaml.org,2002:map"},
-    yaml.SequenceNode: {"tag:yaml.org,2002:seq"},
-    yaml.ScalarNode: {"tag:yaml.org,2002:str"},
+_PLAIN_TAGS: dict[type[yaml.Node], str] = {
+    yaml.MappingNode: "tag:yaml.org,2002:map",
+    yaml.SequenceNode: "tag:yaml.org,2002:seq",
+    yaml.ScalarNode: "tag:yaml.org,2002:str",
 }
+"""What a node has that was written without a tag."""
 
 
 def _mapping(node: yaml.MappingNode, path: str, name: str, lines: dict[str, int]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key_node, value_node in node.value:
-        line = _line(node.start_mark)
+        line = _line(key_node.start_mark)
         if not isinstance(key_node, yaml.ScalarNode) or not key_node.value:
             raise _refused(name, line, "a key is a plain word")
         key = key_node.value

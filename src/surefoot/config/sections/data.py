@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from surefoot.config.fields import Arguments, BelowOne, Section, Target, Text, Whole
+from surefoot.config.fields import Arguments, BelowOne, Section, Target, TargetOrNone, Text, Whole
 
 
 class TextSection(Section):
@@ -72,7 +72,7 @@ class CustomDataSection(Section):
     kind: Literal["custom"]
     target: Target
     arguments: Arguments = Field(default_factory=dict)
-    validation_target: Target | Literal["none"] = "none"
+    validation_target: TargetOrNone = "none"
     """Builds the validation set; `none` holds out a share of the dataset."""
     validation_arguments: Arguments = Field(default_factory=dict)
     validation_fraction: BelowOne = 0.1

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from surefoot.config.fields import (
     Arguments,
+    AsHeads,
     BelowOne,
     FromData,
     Names,
@@ -20,6 +21,7 @@ from surefoot.config.fields import (
     Target,
     Text,
     Whole,
+    Wholes,
 )
 
 ActivationName = Literal["relu", "gelu", "silu", "tanh", "sigmoid"]
@@ -46,7 +48,7 @@ class GPTSection(ModelBase):
     sequence_length: FromData = "from-data"
     num_layers: Whole
     num_heads: Whole
-    num_kv_heads: Whole | Literal["as-heads"] = "as-heads"
+    num_kv_heads: AsHeads = "as-heads"
     embedding_dim: Whole
     feedforward_dim: Whole
     norm: Literal["layernorm", "rmsnorm"] = "rmsnorm"
@@ -75,7 +77,7 @@ class ResNetSection(ModelBase):
     stem: Literal["small", "large"] = "small"
     block: Literal["basic", "bottleneck"] = "basic"
     widths: Annotated[tuple[Whole, ...], Field(strict=False, min_length=1)] = (32, 64, 128)
-    blocks_per_stage: Whole | Annotated[tuple[Whole, ...], Field(strict=False, min_length=1)] = 2
+    blocks_per_stage: Wholes = 2
     activation: ActivationName = "relu"
     dropout: BelowOne = 0.0
 

@@ -13,6 +13,7 @@ from surefoot.config.fields import (
     Positive,
     Section,
     Text,
+    WeightDecay,
 )
 
 Betas = Annotated[tuple[BelowOne, BelowOne], Field(strict=False)]
@@ -25,7 +26,7 @@ class GroupSection(Section):
     pattern: Text
     """Shell pattern (`*`, `?`, `[...]`) for the whole parameter name."""
     lr_multiplier: NotNegativeNumber = 1.0
-    weight_decay: NotNegativeNumber | Literal["as-optimizer"] = "as-optimizer"
+    weight_decay: WeightDecay = "as-optimizer"
 
 
 class OptimizerBase(Section, ABC):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from surefoot.config.fields import Arguments, BelowOne, Positive, Section, Target
+from surefoot.config.fields import Arguments, BelowOne, Positive, Section, Target, TargetOrSamples
 
 
 class GenerationSection(Section):
@@ -43,7 +43,7 @@ class FunctionSection(Section):
 
     kind: Literal["function"]
     loss: Target
-    weight: Target | Literal["samples"] = "samples"
+    weight: TargetOrSamples = "samples"
     unit: Literal["samples", "tokens", "elements"] = "samples"
     metrics: dict[str, Target] = Field(default_factory=dict)
 
