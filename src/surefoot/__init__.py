@@ -10,12 +10,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from surefoot.build import load as load
+    from surefoot.config.sections import Settings as Settings
     from surefoot.core.errors import SurefootError as SurefootError
+    from surefoot.tasks.classification import ClassificationTask as ClassificationTask
+    from surefoot.tasks.generation import GenerationTask as GenerationTask
+    from surefoot.tasks.multilabel import MultilabelTask as MultilabelTask
+    from surefoot.tasks.regression import RegressionTask as RegressionTask
+    from surefoot.tasks.task import FunctionTask as FunctionTask
+    from surefoot.train_step import TrainStep as TrainStep
+    from surefoot.trainer import Trainer as Trainer
 
 __version__ = "0.1.0"
 
 _HOME_OF = {
+    "ClassificationTask": "surefoot.tasks.classification",
+    "FunctionTask": "surefoot.tasks.task",
+    "GenerationTask": "surefoot.tasks.generation",
+    "MultilabelTask": "surefoot.tasks.multilabel",
+    "RegressionTask": "surefoot.tasks.regression",
+    "Settings": "surefoot.config.sections",
     "SurefootError": "surefoot.core.errors",
+    "TrainStep": "surefoot.train_step",
+    "Trainer": "surefoot.trainer",
+    "load": "surefoot.build",
 }
 
 __all__ = [*_HOME_OF, "__version__"]

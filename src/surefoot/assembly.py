@@ -143,8 +143,17 @@ def prepare_process(settings: Settings) -> torch.device:
     Raises:
         RequestError: the device is not there.
     """
-    use_deterministic(settings.deterministic)
     seed_everything(settings.seed)
+    return prepare_device(settings)
+
+
+def prepare_device(settings: Settings) -> torch.device:
+    """Sets the determinism switch and picks the device; draws and seeds nothing.
+
+    Raises:
+        RequestError: the device is not there.
+    """
+    use_deterministic(settings.deterministic)
     return choose_device(settings.device)
 
 
@@ -373,6 +382,7 @@ def make_pace(material: Material, plan: BatchPlan) -> Pace:
 
 
 def make_loader_settings(settings: Settings) -> LoaderSettings:
+    """The loader section, as the loader takes it."""
     section = settings.loader
     return LoaderSettings(
         workers=section.workers,

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from pathlib import Path
-from typing import Any
 
-from surefoot.config.load import Difference, Resolved, differences, load_recipe
-from surefoot.config.sections import Recipe
+from surefoot.config.load import C, Difference, Resolved, differences
+from surefoot.config.sections import Recipe, Settings
 from surefoot.core.errors import RequestError
 
 
@@ -45,26 +43,26 @@ EXCEPT_SAFE = ("model.initial_weights",)
 DECAYS_WITH_HORIZON = ("warmup_cosine", "warmup_linear", "one_cycle")
 
 
-def classify(path: str, recipe: Recipe) -> ChangeClass:
+def classify(path: str, config: Recipe | Settings) -> ChangeClass:
     """The class of a change of the field at `path`."""
     if path in EXCEPT_SAFE:
         return ChangeClass.SAFE
     if path.startswith(IMPOSSIBLE_FIELDS):
         return ChangeClass.IMPOSSIBLE
-    if path == "train.horizon" and recipe.schedule.kind in DECAYS_WITH_HORIZON:
+    if path == "train.horizon" and config.schedule.kind in DECAYS_WITH_HORIZON:
         # The decay ends with the horizon: another horizon is another learning rate.
         return ChangeClass.ACCEPT
     return ChangeClass.SAFE if path.startswith(SAFE_FIELDS) else ChangeClass.ACCEPT
 
 
 def accept_differences(
-    config_path: Path, resolved: Resolved[Recipe], accepted: Sequence[str]
+    before: Resolved[C], after: Resolved[C], accepted: Sequence[str]
 ) -> list[Difference]:
-    """Compares the recipe of a run with the one it is resumed with.
+    """Compares the recipe (or settings) of a run with what it is resumed with.
 
     Args:
-        config_path: `config.yaml` of the run.
-        resolved: what it shall go on with.
+        before: what the run was started with.
+        after: what it shall go on with.
         accepted: dotted paths (or sections) of fields that may differ.
 
     Returns:
@@ -73,11 +71,10 @@ def accept_differences(
     Raises:
         RequestError: a difference is neither; all of them are listed.
     """
-    before: dict[str, Any] = load_recipe(config_path).as_dict()
-    changes = differences(before, resolved.as_dict())
+    changes = differences(before.as_dict(), after.as_dict())
     refused = []
     for change in changes:
-        kind = classify(change.path, resolved.recipe)
+        kind = classify(change.path, after.recipe)
         is_accepted = any(change.path == f or change.path.startswith(f"{f}.") for f in accepted)
         if kind is ChangeClass.IMPOSSIBLE or (kind is ChangeClass.ACCEPT and not is_accepted):
             refused.append(f"{change} ({kind.value})")
@@ -85,7 +82,7 @@ def accept_differences(
         raise RequestError(
             f"the recipe differs from that of the run in {len(refused)} fields that matter:\n  - "
             + "\n  - ".join(refused),
-            where=str(config_path),
+            where="the configuration of the run",
             rule="a resumed run is the same run",
             remedy="leave them as they were, name each with --accept-change FIELD, or start a new run",
         )

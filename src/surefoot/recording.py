@@ -1,0 +1,164 @@
+"""What a run writes down about itself before it trains: folder, record, promise, observers.
+
+It reads the parts of a run and changes none of them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+
+from surefoot.assembly import Assembly
+from surefoot.config.load import Resolved
+from surefoot.config.sections import Settings
+from surefoot.core.reports import Observer
+from surefoot.core.schedules import Undecided
+from surefoot.materials import Prepared
+from surefoot.observe.console import ConsoleView
+from surefoot.observe.record import RunRecord, collect_record, write_record
+from surefoot.observe.run_folder import CONFIG_NAME, RunFolder, find_run
+from surefoot.observe.sinks import TensorBoardSink
+from surefoot.observe.view import RunFacts
+from surefoot.running import FolderRun, RunResult
+
+CHECKPOINT_OVERHEAD_BYTES = 1 << 20
+UNITS_OF_CONSOLE = frozenset({"steps", "tokens", "samples", "epochs", "seconds"})
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """How a run is gone on with."""
+
+    changes: tuple[str, ...] = ()
+    """Accepted differences of the configuration."""
+    accept_other_data: bool = False
+
+
+def config_of(run: str | Path) -> Path:
+    """The configuration file of a run.
+
+    Raises:
+        RunFolderError: there is no such run.
+    """
+    return find_run(run) / CONFIG_NAME
+
+
+def train_in_folder(
+    folder: RunFolder,
+    name: str,
+    resolved: Resolved[Any],
+    prepared: Prepared,
+    assembly: Assembly,
+    resumption: Resumption | None = None,
+    observers: tuple[Observer, ...] = (),
+) -> RunResult:
+    """Writes down what the run is, trains it, and gives the folder back.
+
+    Raises:
+        SurefootError: the run cannot go on, or failed; the folder says how.
+    """
+    settings = assembly.settings
+    config = json.dumps(resolved.as_dict(), sort_keys=True)
+    about = {
+        "config_hash": xxhash.xxh3_128_hexdigest(config.encode()),
+        "data": prepared.fingerprints(),
+        "architecture": prepared.architecture,
+        "torch": torch.__version__,
+        "ranks": 1,
+    }
+    try:
+        shown = make_observers(settings, name, assembly, folder)
+        run = FolderRun(assembly, folder, about, [*shown, *observers])
+    except BaseException:
+        folder.close()
+        raise
+    try:
+        if resumption is None:
+            run.begin()
+        else:
+            told = {"changes": list(resumption.changes)}
+            run.restore(told, accept_other_data=resumption.accept_other_data)
+        folder.write_config(resolved.as_yaml())
+        folder.write_contract(promise(settings))
+        write_record(folder, make_record(name, prepared, assembly))
+        prepared.save_artifacts(folder.artifacts_path)
+        return run.train()
+    finally:
+        run.close()
+
+
+def needed_bytes(assembly: Assembly) -> int:
+    """What the checkpoints of a run take at most, one more than are kept while one is written."""
+    parameters = sum(p.numel() * p.element_size() for p in assembly.material.model.parameters())
+    moments = sum(p.numel() * 4 for p in assembly.trainable.optimizer.parameters) * 3
+    one = parameters + moments + CHECKPOINT_OVERHEAD_BYTES
+    return one * (assembly.settings.checkpoint.keep + 2)
+
+
+def make_observers(
+    settings: Settings, name: str, assembly: Assembly, folder: RunFolder
+) -> list[Observer]:
+    """The console and the sinks that the settings ask for."""
+    horizon = settings.train.horizon
+    known = horizon.kind in UNITS_OF_CONSOLE
+    total: Any = horizon.value if known else assembly.horizon_updates
+    facts = RunFacts(
+        name=name,
+        folder=str(folder.path),
+        total=float(total),
+        unit=horizon.kind if known else "steps",  # type: ignore[arg-type]
+        counts="tokens" if assembly.material.task.unit == "tokens" else "samples",
+        device=str(assembly.trainable.device),
+        precision=assembly.trainable.precision.name,
+    )
+    observers: list[Observer] = []
+    if settings.log.console != "off":
+        view = ConsoleView(facts, settings.log.console)
+        view.start()
+        observers.append(view)
+    if settings.log.tensorboard:
+        observers.append(TensorBoardSink(folder.path / "tensorboard"))
+    return observers
+
+
+def make_record(name: str, prepared: Prepared, assembly: Assembly) -> RunRecord:
+    """Everything that another engineer needs to understand or repeat the run."""
+    trainable = assembly.trainable
+    metric, direction = assembly.material.task.deciding_metric
+    return collect_record(
+        name=name,
+        seed=assembly.settings.seed,
+        data={"fingerprints": prepared.fingerprints(), **prepared.facts},
+        extra={
+            "device": str(trainable.device),
+            "precision": {"name": trainable.precision.name, "reason": trainable.precision.reason},
+            "optimizer_kernel": trainable.optimizer.kernel,
+            "skips": trainable.optimizer.skips.value,
+            "parameters": sum(p.numel() for p in assembly.material.model.parameters()),
+            "trainable_parameters": sum(p.numel() for p in trainable.optimizer.parameters),
+            "samples_per_update": assembly.plan.samples_per_window,
+            "tokens_per_sample": assembly.pace.tokens_per_sample,
+            "horizon_updates": (
+                "undecided"
+                if isinstance(assembly.horizon_updates, Undecided)
+                else assembly.horizon_updates
+            ),
+            "deciding_metric": {"name": metric, "direction": direction},
+            "decay_disagreements": [row.name for row in trainable.ledger.disagreements],
+        },
+    )
+
+
+def promise(settings: Settings) -> dict[str, object]:
+    """What the run promises, for `contract.yaml`."""
+    return {
+        "horizon": str(settings.train.horizon),
+        "non_finite": settings.guard.non_finite,
+        "resume": "exact: same weights, same samples, each update once",
+        "deterministic_kernels": settings.deterministic,
+    }

@@ -1,0 +1,123 @@
+"""One readable update for people who keep their own loop. It fetches no data and writes no folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from surefoot.assembly import make_trainable, prepare_device
+from surefoot.config.load import resolve_settings
+from surefoot.config.sections import Settings
+from surefoot.core.counting import Pace
+from surefoot.core.reports import Observer, StepReport
+from surefoot.data.batch import SINGLE_TERM, MicroBatch, move_to
+from surefoot.data.order import Cursor
+from surefoot.engine.evaluate import evaluate
+from surefoot.engine.window import gather_window
+from surefoot.state.checkpoint import newest_whole, write_checkpoint
+from surefoot.tasks.task import LossSum, Task, count_samples
+from surefoot.trainer import as_task
+
+
+class TrainStep:
+    """Makes updates: call it with the micro-batches of one window.
+
+    `step(batch)` is one update of one batch; `step(first, second, third)` one update of three, whose
+    gradient is that of their union however unequal they are. Batches come from the CPU: their weights
+    are counted there, before they are moved.
+
+    The host runs one update ahead of the device, so a call returns the report of the update
+    *before*; `settle()` waits for the last one.
+
+    Args:
+        model: any module; it is moved to the device. What has `requires_grad` is trained.
+        task: one of `surefoot.tasks`, or a plain `loss(model, batch) -> sum` over its samples.
+        settings: the sections `train` (of which `horizon` and `clip_norm` matter here), `optimizer`,
+            `schedule`, `precision`, `guard`, `ema`, `device`.
+        observers: receive every report.
+
+    Raises:
+        ConfigError: everything that is wrong with the settings, at once.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task | Callable[[nn.Module, Any], LossSum],
+        *,
+        settings: Mapping[str, Any],
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        # The batches are the caller's: a micro-batch size would say nothing.
+        train = {"micro_batch": 1, **settings.get("train", {})}
+        self.settings: Settings = resolve_settings({**settings, "train": train}).config
+        self.task = as_task(task)
+        self.device = prepare_device(self.settings)
+        pace = Pace(samples_per_update=1)
+        self._parts = make_trainable(
+            model, self.task, self.settings, self.device, pace, tuple(observers)
+        )
+        self.model = model
+
+    @property
+    def num_updates(self) -> int:
+        """Updates completed, as far as their reports have arrived."""
+        return self._parts.state.progress.step
+
+    def __call__(self, *batches: Any) -> StepReport | None:
+        """One update over `batches`, the micro-batches of its window.
+
+        Returns:
+            The report of the update before, or None for the first.
+
+        Raises:
+            NonFiniteError: the update before was not finite and the guard stops.
+            DataError: a batch cannot be counted or holds a value out of range.
+        """
+        window = gather_window([self._micro_batch(batch) for batch in batches])
+        self._parts.update(window)
+        return self._parts.log.latest
+
+    def settle(self) -> StepReport | None:
+        """Waits for the update in flight; returns the latest report."""
+        self._parts.log.settle()
+        return self._parts.log.latest
+
+    def evaluate(self, batches: Iterable[Any]) -> dict[str, float]:
+        """Metrics over all `batches`, exact for any batch size; leaves no trace."""
+        self._parts.log.settle()
+        micro_batches = (self._micro_batch(batch) for batch in batches)
+        found = evaluate(self.model, self.task, micro_batches, self._parts.precision, self.device)
+        return dict(found.metrics)
+
+    def save(self, folder: str | Path) -> Path:
+        """Publishes a whole checkpoint below `folder`; returns its own folder."""
+        self._parts.log.settle()
+        return write_checkpoint(
+            Path(folder), self.num_updates, self._parts.state.capture(), {"data": {}}
+        )
+
+    def resume(self, folder: str | Path) -> int:
+        """Restores the newest whole checkpoint below `folder`; returns the updates completed.
+
+        Raises:
+            CheckpointError: there is none, or it is of another model.
+        """
+        _, _, snapshot, _ = newest_whole(Path(folder))
+        self._parts.state.restore(snapshot)
+        return self.num_updates
+
+    def _micro_batch(self, batch: Any) -> MicroBatch:
+        weight = self.task.weight(batch)
+        samples = int(count_samples(batch))
+        return MicroBatch(
+            data=move_to(batch, self.device, non_blocking=True),
+            weights=dict(weight) if isinstance(weight, dict) else {SINGLE_TERM: float(weight)},
+            samples=samples,
+            ids=(),
+            cursor_after=Cursor(),
+            ends_window=True,
+        )

@@ -1,0 +1,171 @@
+"""The face of the library: train your own model on your own data, in one object.
+
+It only turns what it is given into the parts that a recipe would name; everything that happens
+afterwards is the same code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from surefoot.assembly import Assembly, Material, assemble, prepare_process
+from surefoot.config.load import Resolved, resolve_settings
+from surefoot.config.sections import Settings
+from surefoot.config.yaml_text import read_yaml
+from surefoot.core.reports import Observer
+from surefoot.data.sources.datasets import as_source
+from surefoot.materials import Prepared
+from surefoot.observe.run_folder import RunFolder
+from surefoot.recording import Resumption, config_of, needed_bytes, train_in_folder
+from surefoot.resuming import accept_differences
+from surefoot.running import RunResult
+from surefoot.tasks.task import FunctionTask, LossSum, MetricSums, Task, Weight
+
+MetricFunction = Callable[[nn.Module, Any], tuple[Tensor, float | Tensor]]
+"""`(model, batch) -> (numerator, denominator)`, both sums over the batch."""
+
+
+class Trainer:
+    """Trains a model: one run with a record, checkpoints and an exact resume.
+
+    Args:
+        model: any module; what has `requires_grad` is trained.
+        data: a map-style dataset, arrays or tensors (one, a tuple or a dict), a stream with its own
+            state, or a source.
+        task: one of `surefoot.tasks`, or a plain `loss(model, batch) -> sum` over the samples of
+            the batch; give `FunctionTask(loss, weight_fn)` where a loss counts something else.
+        validation: one data set, or several by name.
+        metrics: further metrics of the evaluation, by name.
+        settings: the sections of a recipe but model, data and task; `train.horizon` and
+            `train.micro_batch` have no default.
+        observers: receive every report; they cannot change the run.
+        runs: the folder in which the run folder is made.
+
+    Raises:
+        ConfigError: everything that is wrong with the settings, at once.
+        DataError: the data is none that can be trained on.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Any,
+        task: Task | Callable[[nn.Module, Any], LossSum],
+        *,
+        validation: Any = None,
+        metrics: Mapping[str, MetricFunction] | None = None,
+        settings: Mapping[str, Any] | Settings,
+        observers: Sequence[Observer] = (),
+        runs: str | Path = "runs",
+    ) -> None:
+        self.resolved: Resolved[Settings] = resolve_settings(settings)
+        self.name = _run_name(model)
+        self._material = Material(
+            model=model,
+            task=with_metrics(as_task(task), metrics or {}),
+            train=as_source(data, "training data"),
+            validation=_sources(validation),
+        )
+        self._observers = tuple(observers)
+        self._runs = Path(runs)
+
+    def fit(self, resume: str | Path | None = None, accept: Sequence[str] = ()) -> RunResult:
+        """Trains to the horizon.
+
+        Args:
+            resume: a run folder to go on with, from its newest whole checkpoint.
+            accept: settings that may differ from those of the resumed run; `data` for changed data.
+
+        Returns:
+            The run folder, how it ended, its latest metrics and the model.
+
+        Raises:
+            SurefootError: the run cannot start, or failed; its folder says how.
+        """
+        prepared = Prepared(self._material)
+        assembly = self._assemble()
+        if resume is None:
+            needed = needed_bytes(assembly)
+            folder = RunFolder.create(self._runs, self.name, needed_bytes=needed)
+            resumption = None
+        else:
+            text = config_of(resume).read_text(encoding="utf-8")
+            before = resolve_settings(read_yaml(text, "config.yaml")[0])
+            changes = accept_differences(before, self.resolved, accept)
+            folder = RunFolder.open(resume)
+            resumption = Resumption(tuple(map(str, changes)), "data" in accept)
+        return train_in_folder(
+            folder, self.name, self.resolved, prepared, assembly, resumption, self._observers
+        )
+
+    def evaluate(self) -> dict[str, float]:
+        """Metrics of the model as it is now, as SET/METRIC; leaves no trace."""
+        assembly = self._assemble()
+        try:
+            reports = assembly.evaluator.run(0)
+        finally:
+            assembly.close()
+        return {f"{r.name}/{name}": value for r in reports for name, value in r.metrics.items()}
+
+    def _assemble(self) -> Assembly:
+        prepare_process(self.resolved.config)
+        return assemble(self._material, self.resolved.config)
+
+
+def as_task(task: Task | Callable[[nn.Module, Any], LossSum]) -> Task:
+    """The task itself, or the task of a plain loss that sums over the samples of a batch."""
+    return task if isinstance(task, Task) else FunctionTask(task)
+
+
+class TaskWithMetrics:
+    """A task with further metrics in its evaluation."""
+
+    def __init__(self, task: Task, metrics: Mapping[str, MetricFunction]) -> None:
+        self.task = task
+        self.metrics = dict(metrics)
+
+    @property
+    def unit(self) -> str:
+        return self.task.unit
+
+    @property
+    def deciding_metric(self) -> tuple[str, Any]:
+        return self.task.deciding_metric
+
+    def weight(self, batch: Any) -> Weight:
+        return self.task.weight(batch)
+
+    def loss_sum(self, model: nn.Module, batch: Any) -> LossSum:
+        return self.task.loss_sum(model, batch)
+
+    def metric_sums(self, model: nn.Module, batch: Any) -> MetricSums:
+        further = {name: metric(model, batch) for name, metric in self.metrics.items()}
+        return {**self.task.metric_sums(model, batch), **further}
+
+
+def with_metrics(task: Task, metrics: Mapping[str, MetricFunction]) -> Task:
+    """The task, with these metrics besides its own."""
+    return TaskWithMetrics(task, metrics) if metrics else task
+
+
+def _sources(validation: Any) -> dict[str, Any]:
+    if validation is None:
+        return {}
+    if isinstance(validation, Mapping) and not _is_arrays(validation):
+        return {name: as_source(data, name) for name, data in validation.items()}
+    return {"validation": as_source(validation, "validation data")}
+
+
+def _is_arrays(data: Mapping[str, Any]) -> bool:
+    """Whether a mapping is one data set of named arrays of one length."""
+    sizes = {value.shape[0] if getattr(value, "ndim", 0) else None for value in data.values()}
+    return len(sizes) == 1 and None not in sizes
+
+
+def _run_name(model: nn.Module) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "-", type(model).__name__).lower()
