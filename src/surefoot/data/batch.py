@@ -9,7 +9,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 
@@ -49,35 +49,86 @@ class MicroBatch:
     epoch: int = 0
 
 
-@runtime_checkable
-class _Movable(Protocol):
-    def to(self, *args: Any, **kwargs: Any) -> Any: ...
+def map_leaves(data: Any, function: Callable[[Any], Any]) -> Any:
+    """Apply `function` to each leaf that can move, and rebuild the containers around it.
 
-
-def map_tensors(data: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Apply `function` to each tensor of a batch and rebuild its containers.
-
-    Tensors, lists, tuples, named tuples, mappings and data classes are entered; anything else is
-    kept as it is. Mappings of another class than `dict` keep their class where a copy allows it.
+    Leaves are tensors and objects with their own `.to`. Lists, tuples, named tuples, mappings and
+    data classes are entered; anything else is kept as it is.
     """
-    if isinstance(data, torch.Tensor):
+    if isinstance(data, torch.Tensor) or _moves_itself(data):
         return function(data)
     if isinstance(data, tuple):
-        items = [map_tensors(item, function) for item in data]
+        items = [map_leaves(item, function) for item in data]
         return type(data)(*items) if hasattr(data, "_fields") else type(data)(items)
     if isinstance(data, list):
-        return [map_tensors(item, function) for item in data]
+        return [map_leaves(item, function) for item in data]
     if isinstance(data, Mapping):
-        mapped = {key: map_tensors(value, function) for key, value in data.items()}
+        mapped = {key: map_leaves(value, function) for key, value in data.items()}
         return mapped if type(data) is dict else _like(data, mapped)
     if dataclasses.is_dataclass(data) and not isinstance(data, type):
         moved = copy.copy(data)
         for field in dataclasses.fields(data):
             # A frozen data class refuses plain assignment, and `replace` would run its __init__.
-            value = map_tensors(getattr(data, field.name), function)
+            value = map_leaves(getattr(data, field.name), function)
             object.__setattr__(moved, field.name, value)
         return moved
     return data
+
+
+def map_tensors(data: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """`map_leaves` for tensors alone; objects with their own `.to` are kept as they are."""
+    return map_leaves(data, lambda leaf: function(leaf) if _is_tensor(leaf) else leaf)
+
+
+def map_objects(data: Any, function: Callable[[Any], Any]) -> Any:
+    """`map_leaves` for objects with their own `.to` alone; tensors are kept as they are."""
+    return map_leaves(data, lambda leaf: leaf if _is_tensor(leaf) else function(leaf))
+
+
+def move_to(data: Any, device: torch.device | str, non_blocking: bool = False) -> Any:
+    """Copy a batch to a device; what is there already is passed through.
+
+    Args:
+        data: tensors in tuples, named tuples, lists, mappings or data classes, or objects with
+            their own `.to(device)`, such as a transformers `BatchEncoding`.
+        device: where to.
+        non_blocking: let copies of tensors from pinned memory run beside the host.
+
+    Raises:
+        DataError: an object's own `.to` refuses.
+    """
+
+    def move(leaf: Any) -> Any:
+        if _is_tensor(leaf):
+            return leaf.to(device, non_blocking=non_blocking)
+        return move_object(leaf, device)
+
+    return map_leaves(data, move)
+
+
+def move_object(leaf: Any, device: torch.device | str) -> Any:
+    """Move an object by its own `.to`.
+
+    Raises:
+        DataError: it refuses.
+    """
+    try:
+        return leaf.to(device)
+    except Exception as error:
+        raise DataError(
+            f"a {type(leaf).__name__} could not be moved to {device}: {error}",
+            rule="an object with its own `.to` accepts a device",
+        ) from error
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor)
+
+
+def _moves_itself(data: Any) -> bool:
+    if isinstance(data, (tuple, list, dict, str, bytes, int, float, type)):
+        return False
+    return callable(getattr(data, "to", None))
 
 
 def _like(original: Mapping[Any, Any], mapped: dict[Any, Any]) -> Any:
@@ -87,30 +138,6 @@ def _like(original: Mapping[Any, Any], mapped: dict[Any, Any]) -> Any:
         return mapped
     update(mapped)
     return clone
-
-
-def move_to(data: Any, device: torch.device | str, non_blocking: bool = False) -> Any:
-    """Copy a batch to a device; what is there already is passed through.
-
-    Args:
-        data: tensors in tuples, named tuples, lists, mappings or data classes, or any object with
-            its own `.to(device)`, such as a transformers `BatchEncoding`.
-        device: where to.
-        non_blocking: let copies from pinned memory run beside the host.
-
-    Raises:
-        DataError: an object's own `.to` refuses.
-    """
-    known = isinstance(data, (torch.Tensor, tuple, list, dict)) or dataclasses.is_dataclass(data)
-    if not known and isinstance(data, _Movable) and not isinstance(data, type):
-        try:
-            return data.to(device)
-        except Exception as error:
-            raise DataError(
-                f"a batch of {type(data).__name__} could not be moved to {device}: {error}",
-                rule="an object with its own `.to` accepts a device",
-            ) from error
-    return map_tensors(data, lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
 
 def describe(data: Any) -> str:

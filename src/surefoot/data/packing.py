@@ -57,8 +57,8 @@ def plan_packs(
 ) -> PackPlan:
     """Pack sequences best-fit decreasing: the longest first, each where the least room is left.
 
-    It never needs more than 11/9 of the fewest packs, and 6/9 of a pack (Dósa, 2007, for first-fit
-    decreasing; best-fit decreasing keeps the same bound: Johnson et al., 1974).
+    It needs at most 11/9 of the fewest packs possible, and four more (Johnson et al., "Worst-case
+    performance bounds for simple one-dimensional packing algorithms", 1974).
 
     Args:
         lengths: tokens of each sequence, integers [sequences]; empty sequences are left out.

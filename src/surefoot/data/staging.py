@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from surefoot.core.errors import RequestError
-from surefoot.data.batch import MicroBatch, map_tensors, move_to
+from surefoot.data.batch import MicroBatch, map_objects, map_tensors, move_object
 
 
 class DeviceStage:
@@ -72,7 +72,9 @@ class DeviceStage:
     def _send(self, batch: MicroBatch) -> tuple[MicroBatch, torch.cuda.Event, Any]:
         host = map_tensors(batch.data, _pinned) if self._pin else batch.data
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            moved = move_to(host, self._device, non_blocking=self._pin)
+            moved = map_tensors(
+                host, lambda tensor: tensor.to(self._device, non_blocking=self._pin)
+            )
             event = self._stream.record_event()
         # The host copy stays referenced until the event has been waited for on the device.
         return replace(batch, data=moved), event, host
@@ -90,7 +92,9 @@ class DeviceStage:
 
         map_tensors(batch.data, hand_over)
         del host
-        return batch
+        # An object that moves itself hides its tensors: it moves here, on the stream that uses it.
+        data = map_objects(batch.data, lambda leaf: move_object(leaf, self._device))
+        return replace(batch, data=data)
 
 
 def _pinned(tensor: Tensor) -> Tensor:
