@@ -57,7 +57,7 @@ class Opinion:
 
 def plain_name(name: str) -> str:
     """A parameter's name without the prefixes that compile, recompute and FSDP wrappers add."""
-    return _WRAPPERS.sub("", name)
+    return _WRAPPERS.sub("", name).rstrip(".")
 
 
 def bare_module(model: nn.Module) -> nn.Module:

@@ -1,7 +1,8 @@
 """Float32 copies of weights that a model keeps in bf16, so that small updates are not lost.
 
 In bf16 a weight of 1.0 has its lower neighbour at 0.996: a hundred updates of -6e-4 leave it where
-it was. The optimizer therefore steps float32 copies, which are then rounded into the model. It never touches a float32 weight, and it refuses fp16 weights, whose gradients underflow.
+it was. The optimizer therefore steps float32 copies, which are then rounded into the model. It
+never touches a float32 weight, and it refuses fp16 weights, whose gradients underflow.
 """
 
 from __future__ import annotations
