@@ -314,7 +314,7 @@ def test_cosine_is_torchs_sequence_up_to_the_horizon() -> None:
             lambda o: lr_scheduler.LinearLR(o, 1.0, 0.25, total_iters=60),
         ),
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_torchs_single_schedules(schedule: Schedule, make: Any) -> None:
     rates, _ = torch_rates(make, 0.3, 61)
