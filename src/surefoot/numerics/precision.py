@@ -19,8 +19,8 @@ from surefoot.numerics.hardware import Hardware, probe_hardware
 PrecisionName = Literal["fp32", "tf32", "bf16", "fp16"]
 RequestedPrecision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 
-AUTOCAST_DTYPES: Final = {"cuda": torch.bfloat16, "cpu": torch.bfloat16, "mps": torch.float16}
-"""Autocast dtype that suits each device type; a type that is not here has no autocast."""
+SUITED_TO: Final[dict[str, PrecisionName]] = {"cuda": "bf16", "cpu": "bf16", "mps": "fp16"}
+"""Autocast precision that suits each device type; a type that is not here has no autocast."""
 
 _COMPUTE_DTYPES: Final = {
     "fp32": torch.float32,
@@ -110,7 +110,8 @@ def _best(hardware: Hardware) -> tuple[PrecisionName, str]:
     if hardware.device_type == "cpu":
         more = "; it has bf16 matrix units, dtype=bf16 uses them" if hardware.fast_bf16 else ""
         return "fp32", f"the exact reference on a CPU{more}"
-    return "fp32", f"the exact reference on {hardware.device_type}; fp16 and bf16 are there by name"
+    suited = SUITED_TO[hardware.device_type]
+    return "fp32", f"the exact reference on {hardware.device_type}; dtype={suited} is faster there"
 
 
 def _refuse_unsupported(requested: PrecisionName, hardware: Hardware) -> None:

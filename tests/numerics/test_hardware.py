@@ -1,0 +1,88 @@
+"""The probe: facts of this machine, and of GPUs by what torch would say of them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from surefoot.core.errors import RequestError
+from surefoot.numerics.hardware import available_device_types, probe_hardware
+
+
+def pretend_cuda(
+    monkeypatch: pytest.MonkeyPatch, major: int, minor: int, hip: str | None = None
+) -> None:
+    properties = SimpleNamespace(name="a GPU", major=major, minor=minor, total_memory=2**30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **options: True)
+    monkeypatch.setattr(torch.version, "hip", hip)
+
+
+def test_this_cpu() -> None:
+    facts = probe_hardware("cpu")
+    assert facts.device_type == "cpu" and facts.name
+    assert facts.bf16 and facts.fp16
+    assert not (facts.tf32 or facts.fp8) and facts.memory_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("capability", "fast_fp16", "fast_bf16", "tf32", "fp8"),
+    [
+        ((6, 1), False, False, False, False),
+        ((7, 0), True, False, False, False),
+        ((7, 5), True, False, False, False),
+        ((8, 0), True, True, True, False),
+        ((8, 6), True, True, True, False),
+        ((8, 9), True, True, True, True),
+        ((9, 0), True, True, True, True),
+        ((10, 0), True, True, True, True),
+    ],
+)
+def test_matrix_units_by_compute_capability(
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    fast_fp16: bool,
+    fast_bf16: bool,
+    tf32: bool,
+    fp8: bool,
+) -> None:
+    pretend_cuda(monkeypatch, *capability)
+    facts = probe_hardware("cuda")
+    assert (facts.fast_fp16, facts.fast_bf16, facts.tf32, facts.fp8) == (
+        fast_fp16, fast_bf16, tf32, fp8
+    )  # fmt: skip
+    assert facts.compute_capability == capability and facts.memory_bytes == 2**30
+
+
+def test_rocm_is_not_measured_by_nvidias_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_cuda(monkeypatch, 9, 4, hip="6.4")
+    facts = probe_hardware("cuda")
+    assert facts.is_rocm and facts.compute_capability is None
+    assert facts.bf16 and facts.fast_bf16 and not facts.tf32
+
+
+@pytest.mark.parametrize("device", ["cuda", "mps"])
+def test_an_absent_device_is_refused(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(RequestError, match=f"no device of type '{device}'") as caught:
+        probe_hardware(device)
+    assert caught.value.remedy.endswith("one of: cpu")
+
+
+def test_an_unknown_device_type_is_refused() -> None:
+    with pytest.raises(RequestError, match="'meta' is not supported"):
+        probe_hardware("meta")
+
+
+def test_the_fastest_device_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    assert available_device_types() == ["cpu"]
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert available_device_types() == ["mps", "cpu"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert available_device_types() == ["cuda", "mps", "cpu"]
