@@ -275,6 +275,7 @@ def make_trainable(
     every = settings.log.weight_norm_every
     update = Update(
         UpdateParts(
+            parameters=ledger.parameters,
             sum_over_ranks=lambda weights: weights,
             run_pass=PlainPass(model, task, precision),
             loss_scale=loss_scale,
@@ -284,7 +285,7 @@ def make_trainable(
             optimizer=optimizer,
             average=average,
             signals=Signals(
-                lambda: weight_norm(optimizer.parameters),
+                lambda: weight_norm(ledger.parameters),
                 every.value if isinstance(every, Steps) else NEVER_STEPS,
             ),
             log=log,

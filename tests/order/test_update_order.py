@@ -79,6 +79,7 @@ class Trace:
         self.weight.register_post_accumulate_grad_hook(lambda _: self.add("backward"))
         optimizer.register_step_pre_hook(lambda *_: self.add("step", self.rate(), self.gradient()))
         self.parts = UpdateParts(
+            parameters=[self.weight],
             sum_over_ranks=self.sum_over_ranks,
             run_pass=PlainPass(
                 self.model, FunctionTask(squared_error), choose_precision("fp32", "cpu")

@@ -32,6 +32,8 @@ class Average(Protocol):
 class UpdateParts:
     """What one update is made of. Every part is chosen once, before the first update."""
 
+    parameters: Sequence[Tensor]
+    """Trainable parameters, in the order of the model."""
     sum_over_ranks: Callable[[Mapping[str, float]], Mapping[str, float]]
     """Sums host numbers over the data-parallel ranks; the identity on one."""
     run_pass: Pass
@@ -72,7 +74,7 @@ class Update:
 
         # 3. Forward and backward of every micro-batch: gradients of sum / denominator add up.
         losses = parts.run_pass(window.micro_batches, denominators, parts.loss_scale)
-        gradients = parts.optimizer.gradients()
+        gradients = [p.grad for p in parts.parameters if p.grad is not None]
 
         # 4. Gradients leave the loss scale before anybody measures them.
         loss_scale = parts.loss_scale.value
