@@ -58,13 +58,7 @@ def _compose(text: str, name: str) -> yaml.Node | None:
         # BaseLoader resolves nothing: every plain scalar comes out as text, and what it means is
         # decided by `_scalar`.
         for event in yaml.parse(text, Loader=yaml.BaseLoader):
-            if getattr(event, "anchor", None) is not None:
-                raise _refused(
-                    name,
-                    _line(event.start_mark),
-                    "anchors (&), aliases (*) and merge keys (<<) are not allowed",
-                    "refer to another value with ${section.key}",
-                )
+            _check_event(event, name)
         return yaml.compose(text, Loader=yaml.BaseLoader)
     except yaml.MarkedYAMLError as error:
         line = _line(error.problem_mark or error.context_mark)
@@ -76,11 +70,22 @@ def _compose(text: str, name: str) -> yaml.Node | None:
         raise _refused(name, 1, "nested too deeply") from None
 
 
+def _check_event(event: Any, name: str) -> None:
+    if getattr(event, "anchor", None) is not None:
+        raise _refused(
+            name,
+            _line(event.start_mark),
+            "anchors (&), aliases (*) and merge keys (<<) are not allowed",
+            "refer to another value with ${section.key}",
+        )
+    if getattr(event, "tag", None) is not None:
+        rule = f"the tag {event.tag!r} is not allowed: a recipe is plain data"
+        raise _refused(name, _line(event.start_mark), rule, "leave the tag out")
+
+
 def _value(node: yaml.Node, path: str, name: str, lines: dict[str, int]) -> Any:
     line = _line(node.start_mark)
     lines.setdefault(path, line)
-    if node.tag != _PLAIN_TAGS[type(node)]:
-        raise _refused(name, line, f"the tag {node.tag!r} is not allowed: a recipe is plain data")
     if isinstance(node, yaml.MappingNode):
         return _mapping(node, path, name, lines)
     if isinstance(node, yaml.SequenceNode):
@@ -91,14 +96,6 @@ def _value(node: yaml.Node, path: str, name: str, lines: dict[str, int]) -> Any:
     assert isinstance(node, yaml.ScalarNode)
     # A quoted text is a text, whatever it looks like.
     return str(node.value) if node.style else _scalar(node.value)
-
-
-_PLAIN_TAGS: dict[type[yaml.Node], str] = {
-    yaml.MappingNode: "tag:yaml.org,2002:map",
-    yaml.SequenceNode: "tag:yaml.org,2002:seq",
-    yaml.ScalarNode: "tag:yaml.org,2002:str",
-}
-"""What a node has that was written without a tag."""
 
 
 def _mapping(node: yaml.MappingNode, path: str, name: str, lines: dict[str, int]) -> dict[str, Any]:
@@ -183,5 +180,11 @@ def _written(value: object) -> str:
     if isinstance(value, bool) or value is None:
         return json.dumps(value)
     if isinstance(value, str):
-        return value if _is_plain(value) else json.dumps(value)
+        return value if _is_plain(value) else f'"{"".join(map(_escaped, value))}"'
     return repr(value)
+
+
+def _escaped(char: str) -> str:
+    if char in '"\\':
+        return f"\\{char}"
+    return char if char.isprintable() else f"\\U{ord(char):08x}"
