@@ -45,7 +45,7 @@ def sparkline(values: Sequence[float]) -> str:
     """One character a value, from low to high.
 
     >>> sparkline([4.0, 3.0, 2.0, 2.0, 1.0])
-    '█▆▃▃▁'
+    '█▅▃▃▁'
     """
     if not values:
         return ""

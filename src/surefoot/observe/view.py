@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -217,23 +217,26 @@ class Tracker:
         left = max(0.0, self.facts.total - done)
         if self.facts.unit == "seconds" or left == 0:
             return left
-        if len(self._moments) < 2:
+        rate = self._rate(lambda moment: moment.done)
+        if not rate:
             return None
-        first, last = self._moments[0], self._moments[-1]
-        if last.time <= first.time or last.done <= first.done:
-            return None
-        remaining = left * (last.time - first.time) / (last.done - first.done)
-        return max(0.0, remaining - (now - self._seen_at))
+        return max(0.0, left / rate - (now - self._seen_at))
 
     def _speed(self) -> float | None:
-        if len(self._moments) >= 2:
-            first, last = self._moments[0], self._moments[-1]
-            if last.time > first.time:
-                return (last.items - first.items) / (last.time - first.time)
+        return self._rate(lambda moment: moment.items)
+
+    def _rate(self, count: Callable[[_Moment], float]) -> float | None:
+        """Growth of a count a second over the moments kept; None where it cannot be known."""
+        if not self._moments:
+            return None
+        first, last = self._moments[0], self._moments[-1]
+        if last.time > first.time:
+            return (count(last) - count(first)) / (last.time - first.time)
+        # One moment only: the average window, at the pace of the last one.
         report = self._report
-        if report is not None and report.step_seconds > 0 and self.facts.counts == "tokens":
-            return report.weight / report.step_seconds
-        return None
+        if report is None or report.step_seconds <= 0 or report.window <= 0:
+            return None
+        return count(last) / report.window / report.step_seconds
 
     def _data_wait(self) -> float | None:
         spent = sum(moment.step_seconds for moment in self._moments)
