@@ -30,7 +30,7 @@ from surefoot.core.errors import DataError, LoaderStuckError, RequestError, Sure
 from surefoot.data.order import IndexArray
 from surefoot.data.transport import Channel, TransportClosed, TransportTimeout
 
-StartMethod = Literal["platform", "fork", "spawn", "forkserver"]
+StartMethod = Literal["platform", "fork", "spawn"]
 Fetch = Callable[[int, IndexArray], Any]
 
 _READY = "ready"
