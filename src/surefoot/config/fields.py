@@ -49,52 +49,48 @@ _LENGTHS: tuple[type[Count], ...] = (Steps, Tokens, Samples, Epochs, Seconds, Fl
 _UPDATES: tuple[type[Count], ...] = (Steps, Tokens, Samples, Epochs)
 
 
-def _read_count(value: object, kinds: tuple[type[Count], ...], choices: str) -> Count:
-    if isinstance(value, str):
-        try:
-            value = parse_count(value)
-        except RequestError as error:
-            raise refuse(f"{error.what}{choices}", error.remedy) from None
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        raise refuse(
-            f"{value!r} has no unit",
-            f"write '{value} {kinds[0].symbol}', or another unit"
-            if len(kinds) > 1
-            else f"write '{value} {kinds[0].symbol}'",
-        )
-    if not isinstance(value, kinds):
-        what = f"{value.kind}" if isinstance(value, Count) else repr(value)
-        names = ", ".join(kind.kind for kind in kinds)
-        raise refuse(f"must be a count in {names}{choices}, not {what}")
-    if not value:
-        raise refuse(f"must be more than 0 {value.kind}")
-    return value
-
-
 def _count_of(
     kinds: tuple[type[Count], ...], *choices: str, bare_steps: bool = False, share: bool = False
 ) -> Callable[[object], object]:
+    """Reads a count of these kinds, or one of the choices; with `share`, also 0 or a share."""
     others = "".join(f", or {choice!r}" for choice in choices)
     if share:
         others = ", or a share of the horizon such as 0.02" + others
+    names = ", ".join(kind.kind for kind in kinds)
 
     def read(value: object) -> object:
-        if isinstance(value, str) and value in choices:
-            return value
+        if isinstance(value, str):
+            return value if value in choices else checked(_parsed(value, others))
         if share and isinstance(value, float):
-            if not 0 <= value < 1:
-                raise refuse(
-                    f"a share of the horizon lies in [0, 1), not {value!r}",
-                    "give whole updates without a decimal point, such as 100",
-                )
-            return value
-        if bare_steps and isinstance(value, int) and not isinstance(value, bool):
-            value = Steps(value) if value >= 0 else value
-        if share and isinstance(value, Count) and not value:
-            return value
-        return _read_count(value, kinds, others)
+            if 0 <= value < 1:
+                return value
+            raise refuse(
+                f"a share of the horizon lies in [0, 1), not {value!r}",
+                "give whole updates without a decimal point, such as 100",
+            )
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            if bare_steps and isinstance(value, int) and value >= 0:
+                return checked(Steps(value))
+            unit = kinds[0].symbol
+            raise refuse(f"{value!r} has no unit", f"write for example '{value} {unit}'")
+        return checked(value)
+
+    def checked(value: object) -> object:
+        if not isinstance(value, kinds):
+            what = value.kind if isinstance(value, Count) else repr(value)
+            raise refuse(f"must be a count in {names}{others}, not {what}")
+        if not value and not share:
+            raise refuse(f"must be more than 0 {value.kind}")
+        return value
 
     return read
+
+
+def _parsed(text: str, others: str) -> Count:
+    try:
+        return parse_count(text)
+    except RequestError as error:
+        raise refuse(f"{error.what}{others}", error.remedy) from None
 
 
 def _written(value: object) -> object:

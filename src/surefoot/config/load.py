@@ -230,17 +230,16 @@ def _restart_sections(
 ) -> dict[str, str]:
     """Empty each section whose kind an override changes: its numbers meant something else."""
     dropped: dict[str, str] = {}
-    for keys, value in assignments:
-        section = given.get(keys[0])
-        if len(keys) != 2 or keys[1] != "kind" or not isinstance(section, dict):
+    kinds = {keys[0]: value for keys, value in assignments if keys[1:] == ["kind"]}
+    for name, kind in kinds.items():
+        section = given.get(name)
+        if not isinstance(section, dict) or section.get("kind", kind) == kind:
             continue
-        if section.get("kind", value) != value:
-            gone = {path: o for path, o in origins.items() if path.startswith(f"{keys[0]}.")}
-            leaves = {f"{keys[0]}.{path}" for path, _ in _leaves(section)}
-            dropped |= {path: o for path, o in gone.items() if path in leaves}
-            for path in gone:
-                del origins[path]
-            given[keys[0]] = {}
+        for path, _ in _leaves(section, name):
+            dropped[path] = origins[path]
+        for path in [path for path in origins if path == name or path.startswith(f"{name}.")]:
+            del origins[path]
+        given[name] = {}
     return dropped
 
 
@@ -339,12 +338,14 @@ def _valid_sections(model: type[Section], given: Mapping[str, Any]) -> dict[str,
 
 def _origin(path: str, origins: Mapping[str, str], unnamed: str) -> str:
     """Origin of the value, or of the first one inside it, or of the nearest section around it."""
-    inside = (origin for inner, origin in origins.items() if inner.startswith(f"{path}."))
-    if path not in origins and (origin := next(inside, "")):
-        return origin
-    while path and path not in origins:
+    while path:
+        if path in origins:
+            return origins[path]
+        inside = (origin for inner, origin in origins.items() if inner.startswith(f"{path}."))
+        if origin := next(inside, ""):
+            return origin
         path = path.rpartition(".")[0]
-    return origins.get(path, unnamed)
+    return origins.get("", unnamed)
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

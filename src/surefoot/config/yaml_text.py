@@ -17,6 +17,7 @@ import yaml
 from surefoot.core.errors import ConfigError, Violation
 
 MAX_CHARACTERS = 1_000_000
+MAX_DEPTH = 30
 
 _TRUE = frozenset({"true", "True", "TRUE"})
 _FALSE = frozenset({"false", "False", "FALSE"})
@@ -57,8 +58,13 @@ def _compose(text: str, name: str) -> yaml.Node | None:
     try:
         # BaseLoader resolves nothing: every plain scalar comes out as text, and what it means is
         # decided by `_scalar`.
+        depth = 0
         for event in yaml.parse(text, Loader=yaml.BaseLoader):
             _check_event(event, name)
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                raise _refused(name, _line(event.start_mark), "nested too deeply")
         return yaml.compose(text, Loader=yaml.BaseLoader)
     except yaml.MarkedYAMLError as error:
         line = _line(error.problem_mark or error.context_mark)
@@ -66,8 +72,6 @@ def _compose(text: str, name: str) -> yaml.Node | None:
         raise _refused(name, line, f"not YAML: {what}") from None
     except yaml.YAMLError as error:
         raise _refused(name, 1, f"not YAML: {error}") from None
-    except RecursionError:
-        raise _refused(name, 1, "nested too deeply") from None
 
 
 def _check_event(event: Any, name: str) -> None:
