@@ -10,33 +10,65 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from surefoot.build import load as load
-    from surefoot.config.sections import Settings as Settings
-    from surefoot.core.errors import SurefootError as SurefootError
-    from surefoot.tasks.classification import ClassificationTask as ClassificationTask
-    from surefoot.tasks.generation import GenerationTask as GenerationTask
-    from surefoot.tasks.multilabel import MultilabelTask as MultilabelTask
-    from surefoot.tasks.regression import RegressionTask as RegressionTask
-    from surefoot.tasks.task import FunctionTask as FunctionTask
-    from surefoot.train_step import TrainStep as TrainStep
-    from surefoot.trainer import Trainer as Trainer
+    from surefoot.build import LoadedRun, load, run_recipe
+    from surefoot.config.load import load_recipe
+    from surefoot.core.errors import ConfigError, SurefootError
+    from surefoot.core.reports import EvalReport, Event, Observer, StepReport
+    from surefoot.running import RunResult
+    from surefoot.tasks.classification import ClassificationTask
+    from surefoot.tasks.generation import GenerationTask
+    from surefoot.tasks.multilabel import MultilabelTask
+    from surefoot.tasks.regression import RegressionTask
+    from surefoot.tasks.task import FunctionTask, Task
+    from surefoot.train_step import TrainStep
+    from surefoot.trainer import Trainer
 
 __version__ = "0.1.0"
 
+__all__ = [
+    "ClassificationTask",
+    "ConfigError",
+    "EvalReport",
+    "Event",
+    "FunctionTask",
+    "GenerationTask",
+    "LoadedRun",
+    "MultilabelTask",
+    "Observer",
+    "RegressionTask",
+    "RunResult",
+    "StepReport",
+    "SurefootError",
+    "Task",
+    "TrainStep",
+    "Trainer",
+    "__version__",
+    "load",
+    "load_recipe",
+    "run_recipe",
+]
+
 _HOME_OF = {
     "ClassificationTask": "surefoot.tasks.classification",
+    "ConfigError": "surefoot.core.errors",
+    "EvalReport": "surefoot.core.reports",
+    "Event": "surefoot.core.reports",
     "FunctionTask": "surefoot.tasks.task",
     "GenerationTask": "surefoot.tasks.generation",
+    "LoadedRun": "surefoot.build",
     "MultilabelTask": "surefoot.tasks.multilabel",
+    "Observer": "surefoot.core.reports",
     "RegressionTask": "surefoot.tasks.regression",
-    "Settings": "surefoot.config.sections",
+    "RunResult": "surefoot.running",
+    "StepReport": "surefoot.core.reports",
     "SurefootError": "surefoot.core.errors",
+    "Task": "surefoot.tasks.task",
     "TrainStep": "surefoot.train_step",
     "Trainer": "surefoot.trainer",
     "load": "surefoot.build",
+    "load_recipe": "surefoot.config.load",
+    "run_recipe": "surefoot.build",
 }
-
-__all__ = [*_HOME_OF, "__version__"]
 
 
 def __getattr__(name: str) -> object:
