@@ -30,6 +30,7 @@ from surefoot.data.batch import MicroBatch
 from surefoot.data.loader import Loader, LoaderSettings
 from surefoot.data.order import BatchPlan
 from surefoot.data.sources.base import Source
+from surefoot.data.sources.stream import StreamPlan, StreamSource
 from surefoot.engine.cadence import AtEnd, Cadence, Every, Horizon, Unit
 from surefoot.engine.decisions import Course, Decisions, RuleState, WatchedMetric
 from surefoot.engine.evaluate import Evaluator, OpenSet, evaluate
@@ -61,7 +62,8 @@ class Material:
 
     model: nn.Module
     task: Task
-    train: Source
+    train: Any
+    """A `Source`, or a `StreamSource`."""
     validation: Mapping[str, Source] = field(default_factory=dict)
 
 
@@ -88,7 +90,7 @@ class Assembly:
     material: Material
     settings: Settings
     trainable: Trainable
-    plan: BatchPlan
+    plan: BatchPlan | StreamPlan
     pace: Pace
     horizon_updates: int | Undecided
     loader: Loader
@@ -191,7 +193,7 @@ def assemble(
     Raises:
         SurefootError: a part cannot be built as asked.
     """
-    plan = make_plan(len(material.train), settings)
+    plan = make_plan(material.train, settings)
     pace = make_pace(material, plan)
     horizon_updates = updates_in(settings.train.horizon, pace)
     device = choose_device(settings.device)
@@ -356,19 +358,36 @@ def make_loss_scale(settings: Settings, precision: Precision, device: torch.devi
     )
 
 
-def make_plan(num_samples: int, settings: Settings) -> BatchPlan:
-    """How each epoch of the training set is cut into windows."""
+def make_plan(source: Source | StreamSource, settings: Settings) -> BatchPlan | StreamPlan:
+    """How each epoch of the training set is cut into windows.
+
+    Raises:
+        RequestError: short windows of a stream shall be dropped.
+    """
+    train = settings.train
+    if isinstance(source, StreamSource):
+        if train.short_batch == "drop":
+            raise RequestError(
+                "a stream cannot drop its short last window",
+                where="train.short_batch",
+                rule="where a stream ends is known only when it has ended",
+                remedy="use train.short_batch=keep; the short window has its right denominator",
+            )
+        return StreamPlan(train.micro_batch, train.accumulation, settings.seed)
     return BatchPlan(
-        num_samples=num_samples,
-        micro_batch=settings.train.micro_batch,
-        window_length=settings.train.accumulation,
+        num_samples=len(source),
+        micro_batch=train.micro_batch,
+        window_length=train.accumulation,
         seed=settings.seed,
-        drop_short=settings.train.short_batch == "drop",
+        drop_short=train.short_batch == "drop",
     )
 
 
-def make_pace(material: Material, plan: BatchPlan) -> Pace:
+def make_pace(material: Material, plan: BatchPlan | StreamPlan) -> Pace:
     """What one update consumes. Tokens a sample are those of the first sample's batch."""
+    window = plan.micro_batch * plan.window_length
+    if isinstance(plan, StreamPlan):
+        return Pace(samples_per_update=window)
     tokens = None
     if material.task.unit == "tokens":
         source = material.train
@@ -430,6 +449,8 @@ def _every(count: Count, assembly: Assembly) -> Every:
             return Every(count.value, Unit.TOKENS)
         case Seconds():
             return Every(count.value, Unit.SECONDS)
+        case Epochs() if isinstance(assembly.plan, StreamPlan):
+            return Every(count.value, Unit.EPOCHS)
         case Epochs():
             return Every(count.value * assembly.plan.samples_per_epoch, Unit.SAMPLES)
         case Flops():

@@ -29,12 +29,13 @@ from surefoot.core.errors import RequestError
 from surefoot.core.schedules import Schedule, Undecided
 from surefoot.epilogue import finish_with_samples
 from surefoot.materials import Prepared, prepare_material
-from surefoot.observe.run_folder import RunFolder, find_run
+from surefoot.observe.run_folder import CHECKPOINTS_NAME, RunFolder, find_run
 from surefoot.optim.ledger import ParameterLedger
 from surefoot.recording import Resumption, config_of, needed_bytes, train_in_folder
 from surefoot.resuming import accept_differences
 from surefoot.running import RunResult
 from surefoot.state.checkpoint import newest_whole
+from surefoot.state.run_state import check_same_tensors
 from surefoot.state.tree import join_tree
 
 
@@ -122,7 +123,7 @@ def build_schedule(recipe: Recipe) -> tuple[Schedule, int | None]:
     Opens the data for its length.
     """
     prepared = prepare_material(recipe)
-    pace = make_pace(prepared.material, make_plan(len(prepared.material.train), recipe.settings))
+    pace = make_pace(prepared.material, make_plan(prepared.material.train, recipe.settings))
     updates = updates_in(recipe.train.horizon, pace)
     return make_schedule(recipe, pace), None if isinstance(updates, Undecided) else updates
 
@@ -130,16 +131,19 @@ def build_schedule(recipe: Recipe) -> tuple[Schedule, int | None]:
 class LoadedRun:
     """A trained model, and where it comes from."""
 
-    def __init__(self, model: nn.Module, recipe: Recipe, step: int, folder: Path) -> None:
+    def __init__(self, model: nn.Module, step: int, checkpoint: Path) -> None:
         self.model = model
         """In evaluation mode, on the CPU."""
-        self.recipe = recipe
         self.step = step
-        self.folder = folder
+        """Updates that its weights have seen."""
+        self.checkpoint = checkpoint
+        """The folder that the weights were read from."""
 
 
 def load(run: str | Path, model: nn.Module | None = None) -> LoadedRun:
     """Loads the model of a run from its newest whole checkpoint. Executes nothing from it.
+
+    A model of the user's own class is imported by its name, as the recipe named it.
 
     Args:
         run: the run folder.
@@ -150,9 +154,8 @@ def load(run: str | Path, model: nn.Module | None = None) -> LoadedRun:
         CheckpointError: there is no whole checkpoint, or it is of another model.
         RequestError: the model cannot be built from the run alone.
     """
-    folder = find_run(Path(run))
-    path, manifest, snapshot, _ = newest_whole(folder / "checkpoints")
-    recipe = load_recipe(folder / "config.yaml").recipe
+    folder = find_run(run)
+    checkpoint, manifest, snapshot, _ = newest_whole(folder / CHECKPOINTS_NAME)
     if model is None:
         architecture = manifest.about.get("architecture")
         if architecture is None:
@@ -163,5 +166,7 @@ def load(run: str | Path, model: nn.Module | None = None) -> LoadedRun:
                 remedy="surefoot.load(RUN, model=MyModel())",
             )
         model = materials.build_model(architecture)
-    model.load_state_dict(join_tree(snapshot)["model"])
-    return LoadedRun(model.eval(), recipe, manifest.step, path)
+    weights = join_tree(snapshot)["model"]
+    check_same_tensors(model.state_dict(), weights)
+    model.load_state_dict(weights)
+    return LoadedRun(model.eval(), manifest.step, checkpoint)

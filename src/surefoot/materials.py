@@ -16,12 +16,18 @@ from torch import nn
 
 from surefoot.assembly import Material
 from surefoot.config.sections import Recipe
+from surefoot.config.sections.data import CustomDataSection
 from surefoot.core.errors import ModelError, RequestError
 from surefoot.data.sources.base import DataSplits
+from surefoot.data.sources.datasets import as_source, split_source
+from surefoot.data.sources.images import open_image_folder
+from surefoot.data.sources.stream import StreamSource
+from surefoot.data.sources.tables import open_arrays, open_diabetes, open_digits
 from surefoot.data.sources.text import TextData, open_text
 from surefoot.models.gpt import GPT, GPTConfig
 from surefoot.models.mlp import MLP, MLPConfig
 from surefoot.models.resnet import ResNet, ResNetConfig
+from surefoot.state.weights import start_from
 from surefoot.tasks.classification import ClassificationTask
 from surefoot.tasks.generation import GenerationTask
 from surefoot.tasks.multilabel import MultilabelTask
@@ -60,38 +66,31 @@ class Prepared:
             self.text.tokenizer.save(folder / TOKENIZER_NAME)
 
 
-@dataclass(frozen=True)
-class OpenedData:
-    """The data of a recipe, and what models and tasks take from it."""
-
-    splits: DataSplits
-    sizes: Mapping[str, int]
-    """Values of the model fields that a recipe leaves `from-data`."""
-    text: TextData | None = None
-
-
 def prepare_material(recipe: Recipe, cache_dir: Path | None = None) -> Prepared:
     """Opens the data, builds task and model (in this order), for a prepared process.
 
     Raises:
         SurefootError: the data is missing or unreadable, or the model does not fit it.
     """
-    data = open_data(recipe, cache_dir)
-    task = build_task(recipe, data)
+    data, text = open_data(recipe, cache_dir)
     architecture = resolve_architecture(recipe, data.sizes)
+    task = build_task(recipe, {**architecture, **data.sizes}, text)
     model = build_model(architecture)
+    if recipe.model.initial_weights != "none":
+        start_from(model, recipe.model.initial_weights)
     freeze(model, recipe.model.frozen)
-    material = Material(model, task, data.splits.train, data.splits.validation)
-    return Prepared(material, data.splits.facts, architecture, data.text)
+    material = Material(model, task, data.train, data.validation)
+    return Prepared(material, data.facts, architecture, text)
 
 
-def open_data(recipe: Recipe, cache_dir: Path | None = None) -> OpenedData:
-    """Opens the data section.
+def open_data(recipe: Recipe, cache_dir: Path | None = None) -> tuple[DataSplits, TextData | None]:
+    """Opens the data section; the second value is the tokenised corpus of text data.
 
     Raises:
         MissingDataError: there is nothing at its path.
     """
     section: Any = recipe.data
+    fraction: float = section.validation_fraction
     match section.kind:
         case "text":
             text = open_text(
@@ -102,16 +101,50 @@ def open_data(recipe: Recipe, cache_dir: Path | None = None) -> OpenedData:
                 vocabulary_size=section.vocabulary_size,
                 sequence_length=section.sequence_length,
                 documents=section.documents,
-                validation_fraction=section.validation_fraction,
+                validation_fraction=fraction,
                 cache_dir=cache_dir,
             )
-            sizes = {
-                "vocabulary_size": text.tokenizer.vocabulary_size,
-                "sequence_length": section.sequence_length,
-            }
-            return OpenedData(text.splits, sizes, text)
+            return text.splits, text
+        case "digits":
+            return open_digits(fraction), None
+        case "diabetes":
+            return open_diabetes(fraction), None
+        case "arrays":
+            arrays = open_arrays(
+                section.path,
+                inputs=section.inputs,
+                targets=section.targets,
+                validation_fraction=fraction,
+            )
+            return arrays, None
+        case "image_folder":
+            images = open_image_folder(
+                section.path,
+                validation_path=None
+                if section.validation_path == "none"
+                else section.validation_path,
+                image_size=section.image_size,
+                channels=section.channels,
+                validation_fraction=fraction,
+            )
+            return images, None
         case _:
-            raise RequestError(f"data of kind {section.kind} cannot be opened", where="data.kind")
+            return open_custom_data(section), None
+
+
+def open_custom_data(section: CustomDataSection) -> DataSplits:
+    """The user's own dataset; its attribute `sizes` (a mapping), if any, feeds `from-data`."""
+    made = import_target(section.target, "data.target")(**section.arguments)
+    sizes: Mapping[str, int] = getattr(made, "sizes", {})
+    train = as_source(made, section.target)
+    if section.validation_target != "none":
+        other = import_target(section.validation_target, "data.validation_target")
+        validation = as_source(other(**section.validation_arguments), section.validation_target)
+        return DataSplits(train, {"validation": validation}, sizes)
+    if isinstance(train, StreamSource) or not section.validation_fraction:
+        return DataSplits(train, {}, sizes)
+    train, held_out = split_source(train, section.validation_fraction)
+    return DataSplits(train, {} if held_out is None else {"validation": held_out}, sizes)
 
 
 def resolve_architecture(recipe: Recipe, sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -157,29 +190,29 @@ def build_model(architecture: Mapping[str, Any]) -> nn.Module:
     return made
 
 
-def build_task(recipe: Recipe, data: OpenedData) -> Task:
-    """The task section."""
+def build_task(recipe: Recipe, sizes: Mapping[str, Any], text: TextData | None = None) -> Task:
+    """The task section.
+
+    Args:
+        sizes: fields of the model and sizes of the data; the task takes its number of classes from
+            them.
+
+    Raises:
+        ModelError: a size that the task needs is not among them.
+    """
     section: Any = recipe.task
     match section.kind:
         case "generation":
-            table = None if data.text is None else data.text.bytes_per_token
-            size = data.sizes.get("vocabulary_size", getattr(recipe.model, "vocabulary_size", None))
-            if not isinstance(size, int):
-                raise ModelError(
-                    "the size of the vocabulary is not known",
-                    where="task.kind",
-                    rule="generation needs a vocabulary",
-                    remedy="use text data, or write model.vocabulary_size",
-                )
-            return GenerationTask(size, table)
+            table = None if text is None else text.bytes_per_token
+            return GenerationTask(_size(sizes, "vocabulary_size"), table)
         case "classification":
             return ClassificationTask(
-                data.sizes["num_classes"], label_smoothing=section.label_smoothing
+                _size(sizes, "num_classes", "out_features"), label_smoothing=section.label_smoothing
             )
         case "regression":
             return RegressionTask(loss=section.loss, delta=section.delta)
         case "multilabel":
-            return MultilabelTask()
+            return MultilabelTask(_size(sizes, "num_labels", "num_classes", "out_features"))
         case "function":
             weight = section.weight
             return FunctionTask(
@@ -191,6 +224,19 @@ def build_task(recipe: Recipe, data: OpenedData) -> Task:
         case _:
             made: Task = import_target(section.target, "task.target")(**section.arguments)
             return made
+
+
+def _size(sizes: Mapping[str, Any], *names: str) -> int:
+    for name in names:
+        if isinstance(sizes.get(name), int):
+            size: int = sizes[name]
+            return size
+    raise ModelError(
+        f"the task needs {names[0]}, which neither the model nor the data gives",
+        where="task.kind",
+        rule=f"one of {', '.join(names)} is a field of the model or a size of the data",
+        remedy="use a task of your own (kind: custom) with the number in its arguments",
+    )
 
 
 def freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:

@@ -141,7 +141,7 @@ def make_record(name: str, prepared: Prepared, assembly: Assembly) -> RunRecord:
             "skips": trainable.optimizer.skips.value,
             "parameters": sum(p.numel() for p in assembly.material.model.parameters()),
             "trainable_parameters": sum(p.numel() for p in trainable.optimizer.parameters),
-            "samples_per_update": assembly.plan.samples_per_window,
+            "samples_per_update": assembly.pace.samples_per_update,
             "tokens_per_sample": assembly.pace.tokens_per_sample,
             "horizon_updates": (
                 "undecided"

@@ -32,6 +32,8 @@ SMALL_GPT = [
 ]
 RECIPES: dict[str, list[str]] = {
     "stdlib-gpt": SMALL_GPT,
+    "digits-cnn": ["model.widths=[4]", "train.micro_batch=128", "loader.workers=1"],
+    "diabetes-mlp": ["train.accumulation=2", "evaluate.weights=ema"],
 }
 COMMON = ["checkpoint.every=4 steps", "evaluate.every=3 steps", "ema.kind=on"]
 

@@ -7,15 +7,22 @@ touches a file.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from surefoot.core.errors import CheckpointError
-from surefoot.data.order import Cursor
+from surefoot.data.order import START, Cursor
+from surefoot.data.sources.stream import StreamCursor
 from surefoot.numerics.determinism import capture_rng, restore_rng
 from surefoot.state.tree import Snapshot, join_tree, split_tree
+
+
+CURSOR_KINDS: Mapping[str, type[Cursor] | type[StreamCursor]] = {
+    "Cursor": Cursor,
+    "StreamCursor": StreamCursor,
+}
 
 
 class Stateful(Protocol):
@@ -44,8 +51,8 @@ class Progress:
     """Windows consumed, skipped updates included."""
     samples: int = 0
     tokens: int = 0
-    cursor: Any = field(default_factory=Cursor)
-    """Where the data stands: a `Cursor`, or a stream's own state."""
+    cursor: Cursor | StreamCursor = START
+    """Where the data stands: a position, or a stream's own state."""
     evaluated_step: int = -1
     """Step of the last evaluation, so that a resume at the end does not evaluate twice."""
     spent_seconds: float = 0.0
@@ -54,7 +61,8 @@ class Progress:
     @property
     def epoch(self) -> int:
         """Epochs completed, the current one not counted."""
-        return self.cursor.epoch if isinstance(self.cursor, Cursor) else 0
+        epoch: int = self.cursor.epoch
+        return epoch
 
     def consume(self, samples: int, tokens: int, cursor: Any, applied: bool) -> None:
         """Counts one settled update."""
@@ -66,18 +74,14 @@ class Progress:
 
     def state_dict(self) -> dict[str, Any]:
         state = {f.name: getattr(self, f.name) for f in fields(self)}
-        if isinstance(self.cursor, Cursor):
-            state["cursor"] = {"epoch": self.cursor.epoch, "position": self.cursor.position}
-            state["cursor_kind"] = "position"
-        else:
-            state["cursor_kind"] = "stream"
+        state["cursor"] = self.cursor.as_json()
+        state["cursor_kind"] = type(self.cursor).__name__
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for f in fields(self):
             setattr(self, f.name, state[f.name])
-        if state["cursor_kind"] == "position":
-            self.cursor = Cursor(**state["cursor"])
+        self.cursor = CURSOR_KINDS[state["cursor_kind"]].from_json(state["cursor"])
 
 
 @dataclass

@@ -1,0 +1,75 @@
+"""Weights alone: read from a run, a checkpoint or a safetensors file, to start a new run from them.
+
+This is a warm start, never a resume: step, optimizer and random state begin anew. Nothing that is
+read is executed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from surefoot.core.errors import CheckpointError, MissingDataError
+from surefoot.state.checkpoint import newest_whole, read_checkpoint
+from surefoot.state.manifest import MANIFEST_NAME
+from surefoot.state.run_state import check_same_tensors
+from surefoot.state.tree import join_tree
+
+CHECKPOINTS_NAME = "checkpoints"
+
+
+def read_weights(path: str | Path) -> dict[str, Tensor]:
+    """The model's tensors by name, on the CPU.
+
+    Args:
+        path: a run folder (its newest whole checkpoint), a checkpoint folder, or a safetensors
+            file.
+
+    Raises:
+        MissingDataError: there is nothing at `path`.
+        CheckpointError: it is damaged, or of a form that is not read.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise MissingDataError(f"there are no weights at {path}", where="model.initial_weights")
+    if (path / MANIFEST_NAME).is_file():
+        weights: dict[str, Tensor] = join_tree(read_checkpoint(path)[1])["model"]
+    elif (path / CHECKPOINTS_NAME).is_dir():
+        weights = join_tree(newest_whole(path / CHECKPOINTS_NAME)[2])["model"]
+    elif path.is_file() and path.suffix == ".safetensors":
+        try:
+            weights = load_file(path)
+        except SafetensorError as error:
+            raise CheckpointError(f"{path.name} is damaged: {error}", where=str(path)) from error
+    else:
+        raise CheckpointError(
+            f"{path.name} holds no weights that can be read",
+            where=str(path),
+            rule="a run folder, a checkpoint folder, or a safetensors file",
+            remedy="save the state dict with safetensors.torch.save_file",
+        )
+    return weights
+
+
+def start_from(model: nn.Module, path: str | Path) -> None:
+    """Copies the weights at `path` into `model`.
+
+    Raises:
+        CheckpointError: they are of another model; the first differing tensors are named.
+    """
+    weights = read_weights(path)
+    ours = model.state_dict()
+    # A file keeps a tied tensor once; the model names it twice.
+    for name, tensor in ours.items():
+        if name not in weights:
+            twins = (
+                n for n, t in ours.items() if n in weights and t.data_ptr() == tensor.data_ptr()
+            )
+            twin = next(twins, None)
+            if twin is not None:
+                weights[name] = weights[twin]
+    check_same_tensors(ours, weights)
+    model.load_state_dict(weights)
