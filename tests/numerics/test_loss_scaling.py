@@ -131,6 +131,7 @@ def test_loaded_state_is_a_copy() -> None:
     scale.load_state_dict(state)
     scale.update(torch.tensor(True))
     assert state["good_updates"].item() == 0 and state["value"].item() == 1024.0
+    assert scale.value.data_ptr() != state["value"].data_ptr()
 
 
 def test_state_of_another_kind_is_refused() -> None:
@@ -216,3 +217,11 @@ def test_the_norm_after_unscaling_is_that_of_fp32() -> None:
         norms[name] = global_norm(gradients).item()
     assert norms["fp16"] == pytest.approx(norms["fp32"], rel=0.01)
     assert norms["bf16"] == pytest.approx(norms["fp32"], rel=0.02)
+
+
+def test_the_defaults_are_those_of_grad_scaler() -> None:
+    ours, theirs = DynamicLossScale(), torch.amp.GradScaler("cpu")
+    assert ours.value.item() == theirs.get_scale() == 2.0**16
+    assert ours.growth == theirs.get_growth_factor()
+    assert ours.backoff == theirs.get_backoff_factor()
+    assert ours.growth_interval == theirs.get_growth_interval()
