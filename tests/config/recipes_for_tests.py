@@ -37,5 +37,5 @@ def changed(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         node = recipe
         for parent in parents:
             node = node.setdefault(parent, {})
-        node[key] = value
+        node[key] = copy.deepcopy(value)
     return recipe

@@ -1,0 +1,146 @@
+"""From schedule sections to schedules in updates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from config.recipes_for_tests import GPT, changed
+
+from surefoot.config import resolve_recipe
+from surefoot.config.building import make_schedule
+from surefoot.core.counting import Pace
+from surefoot.core.errors import RequestError
+from surefoot.core.schedules import (
+    UNDECIDED,
+    Constant,
+    ConstantCooldown,
+    InverseSqrt,
+    MultiStep,
+    OneCycle,
+    Schedule,
+    StepDecay,
+    WarmupCosine,
+    WarmupLinear,
+    WarmupStableDecay,
+)
+
+# 1000 samples of 63 tokens, 4 an update: 250 updates an epoch, 252 tokens an update.
+PACE = Pace(samples_per_update=4, num_samples=1000, tokens_per_sample=63)
+
+
+@pytest.mark.parametrize(
+    ("section", "schedule"),
+    [
+        ({"kind": "constant"}, Constant()),
+        ({"kind": "constant", "warmup": "1 epoch"}, Constant(warmup=250)),
+        ({"kind": "warmup_cosine"}, WarmupCosine(warmup=20, total=1000, floor=0.1)),
+        (
+            {"kind": "warmup_cosine", "warmup": "2521 tokens", "total": "2 epochs", "floor": 0.0},
+            WarmupCosine(warmup=11, total=500, floor=0.0),
+        ),
+        ({"kind": "warmup_linear", "warmup": 7}, WarmupLinear(7, 1000, 0.0)),
+        ({"kind": "inverse_sqrt", "warmup": "100 samples"}, InverseSqrt(25)),
+        ({"kind": "step_decay", "period": "1 epoch"}, StepDecay(250, 0.1, 0)),
+        (
+            {"kind": "step_decay", "period": 5, "factor": 0.5, "warmup": 3},
+            StepDecay(5, 0.5, 3),
+        ),
+        ({"kind": "multi_step", "milestones": [0.5, 0.75]}, MultiStep((500, 750), 0.1, 0)),
+        (
+            {"kind": "multi_step", "milestones": ["1 epoch", "3 epochs"], "factor": 0.2},
+            MultiStep((250, 750), 0.2, 0),
+        ),
+        ({"kind": "one_cycle"}, OneCycle(total=1000, rise=300.0)),
+        ({"kind": "one_cycle", "total": 999}, OneCycle(total=999, rise=0.3 * 999)),
+        (
+            {
+                "kind": "one_cycle",
+                "rise": 40,
+                "anneal": "linear",
+                "initial_divisor": 10,
+                "final_divisor": 100,
+                "cycle_momentum": False,
+                "momentum_low": 0.5,
+                "momentum_high": 0.6,
+            },
+            OneCycle(1000, 40, "linear", 10.0, 100.0, 0.5, 0.6, False),
+        ),
+        ({"kind": "wsd"}, WarmupStableDecay(20, UNDECIDED, 1)),
+        (
+            {"kind": "wsd", "cooldown": 0.2, "shape": "sqrt", "floor": 0.1},
+            WarmupStableDecay(20, 800, 200, 0.1, "sqrt"),
+        ),
+        (
+            {"kind": "wsd", "warmup": 5, "cooldown": 100, "cooldown_start": 600},
+            WarmupStableDecay(5, 600, 100),
+        ),
+        ({"kind": "constant_cooldown"}, ConstantCooldown(UNDECIDED, 1)),
+        (
+            {"kind": "constant_cooldown", "cooldown": "1 epoch", "shape": "cosine"},
+            ConstantCooldown(750, 250, 0.0, "cosine"),
+        ),
+        ({"kind": "plateau", "warmup": 12}, Constant(12)),
+    ],
+    ids=lambda value: value["kind"] if isinstance(value, dict) else "",
+)
+def test_sections_become_schedules(section: dict[str, Any], schedule: Schedule) -> None:
+    recipe = resolve_recipe(changed(GPT, {"schedule": section, "train.horizon": "1000 steps"}))
+    assert make_schedule(recipe.recipe, PACE) == schedule
+    assert make_schedule(recipe.recipe.settings, PACE) == schedule
+
+
+def test_the_horizon_may_have_any_unit() -> None:
+    for horizon in ("1000 steps", "4 epochs", "4000 samples", "252000 tokens"):
+        recipe = resolve_recipe(changed(GPT, {"train.horizon": horizon})).recipe
+        assert make_schedule(recipe, PACE) == WarmupCosine(20, 1000, 0.1)
+
+
+def test_a_cooldown_decided_on_resume_keeps_the_past() -> None:
+    before = resolve_recipe(changed(GPT, {"schedule": {"kind": "wsd", "warmup": 10}}))
+    overrides = ["schedule.cooldown=50", 'train.horizon="150 steps"']
+    after = resolve_recipe(before.as_dict(), overrides)
+    old, new = make_schedule(before.recipe, PACE), make_schedule(after.recipe, PACE)
+    assert [old(n) for n in range(101)] == [new(n) for n in range(101)]
+    assert new(125) == 0.5
+    assert new(150) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "pace", "where", "what"),
+    [
+        (
+            {"schedule.warmup": "300k tokens"},
+            PACE,
+            "schedule of kind 'warmup_cosine': warmup=1191, total=1000",
+            "cannot be",
+        ),
+        (
+            {"schedule.warmup": "3 tokens"},
+            replace(PACE, tokens_per_sample=None),
+            "schedule of kind 'warmup_cosine'",
+            "tokens cannot be turned into updates",
+        ),
+        (
+            {"schedule": {"kind": "wsd", "cooldown": "900 steps", "warmup": 0.2}},
+            PACE,
+            "schedule of kind 'wsd': warmup=200, cooldown_start=100",
+            "cannot be",
+        ),
+        (
+            {"train.horizon": "1e15 FLOPs"},
+            PACE,
+            "schedule of kind 'warmup_cosine'",
+            "FLOPs cannot be turned into updates",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_data_is_refused(
+    changes: dict[str, Any], pace: Pace, where: str, what: str
+) -> None:
+    recipe = resolve_recipe(changed(GPT, {"train.horizon": "1000 steps", **changes})).recipe
+    with pytest.raises(RequestError) as caught:
+        make_schedule(recipe, pace)
+    assert caught.value.where == where
+    assert what in caught.value.what
