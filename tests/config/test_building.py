@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from config.recipes_for_tests import GPT, changed
 
+from config.recipes_for_tests import GPT, changed
 from surefoot.config import resolve_recipe
 from surefoot.config.building import make_schedule
 from surefoot.core.counting import Pace

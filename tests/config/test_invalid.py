@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from config.recipes_for_tests import GPT, changed
 
+from config.recipes_for_tests import GPT, changed
 from surefoot.config import load_recipe, resolve_recipe
 from surefoot.core.errors import ConfigError
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from config.recipes_for_tests import GPT, IMAGES, changed
 
+from config.recipes_for_tests import GPT, IMAGES, changed
 from surefoot.config import load_recipe, recipe_names, resolve_recipe
 from surefoot.config.notes import notes
 from surefoot.core.finding import Severity

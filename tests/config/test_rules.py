@@ -1,12 +1,12 @@
-"""Cross-field rules: each one is broken by its cases here, and by nothing that only looks like it."""
+"""Cross-field rules: each is broken by its cases here, and by nothing that only looks like it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from config.recipes_for_tests import GPT, IMAGES, changed
 
+from config.recipes_for_tests import GPT, IMAGES, changed
 from surefoot.config import resolve_recipe, resolve_settings
 from surefoot.config.rules import RULES, broken_rules
 from surefoot.config.sections import Recipe
