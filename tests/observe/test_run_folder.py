@@ -196,10 +196,14 @@ def test_a_probe_at_the_wrong_moment_does_not_refuse_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = lock._try_lock
-    answers = iter([False, False])
-    monkeypatch.setattr(lock, "_try_lock", lambda *args: next(answers, None) or real(*args))
+    refusals = [1, 2]
+
+    def busy_at_first(descriptor: int, kind: int) -> bool:
+        return real(descriptor, kind) if not refusals else refusals.pop() == 0
+
+    monkeypatch.setattr(lock, "_try_lock", busy_at_first)
     with RunFolder.create_at(tmp_path / "run"):
-        pass
+        assert refusals == []
 
 
 def test_closing_frees_the_folder_and_may_be_repeated(tmp_path: Path) -> None:

@@ -107,7 +107,8 @@ def test_the_best_metric_is_that_of_the_set_and_direction_in_the_record(tmp_path
     path = leave(tmp_path / "run", START)
     log = MetricsLog(path / "metrics.jsonl")
     log.resume_at((path / "metrics.jsonl").stat().st_size)
-    for step, loss, accuracy in [(1, 3.0, 0.1), (2, 1.0, 0.9), (3, math.nan, 0.8)]:
+    evaluations = [(0, math.nan, 0.0), (1, 3.0, 0.1), (2, 1.0, 0.9), (3, math.nan, 0.8)]
+    for step, loss, accuracy in evaluations:
         log.append(replace(EVALUATION, step=step, metrics={"loss": loss, "accuracy": accuracy}))
         log.append(replace(EVALUATION, step=step, name="other", metrics={"loss": 0.0}))
     log.close()

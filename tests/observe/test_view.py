@@ -6,6 +6,7 @@ import dataclasses
 import io
 import math
 import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
 
 import pytest
 from rich.console import Console
@@ -141,6 +142,8 @@ def test_a_curve_is_bounded_and_spans_the_run() -> None:
     assert len(points) <= 10
     assert points[0] == (1, 1.0)
     assert points[-1][0] >= 900
+    gaps = {after[0] - before[0] for before, after in pairwise(points[1:-1])}
+    assert len(gaps) == 1  # The past is drawn to the same scale as the present.
     assert [x for x, _ in points] == sorted(x for x, _ in points)
 
 

@@ -183,6 +183,4 @@ def _duration_seconds(events: Sequence[Event], last_seen: float | None) -> float
             seen = max(seen, event.time)
     if began is None:
         return None
-    if events[-1].kind not in ENDS and last_seen is not None:
-        seen = max(seen, last_seen)
-    return total + seen - began
+    return total + max(seen, last_seen or 0.0) - began
