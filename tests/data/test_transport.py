@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from collections import namedtuple
@@ -123,7 +122,6 @@ def test_waiting_has_an_end() -> None:
 
 
 def test_a_message_that_stops_half_way_is_not_waited_for() -> None:
-    left, right = Channel.pair()
     whole: list[bytes] = []
 
     class Recording:
@@ -160,4 +158,3 @@ def test_no_descriptor_is_left() -> None:
         value = through(torch.zeros(50_000))
     del value
     assert open_descriptors() == before
-    assert socket.SOCK_STREAM

@@ -108,4 +108,4 @@ def _padded(values: Sequence[Any], longest: int, filler: int) -> Tensor:
 def padding_fraction(batch: Mapping[str, Any]) -> float:
     """Share of the places of a padded batch that hold no token."""
     mask = batch["attention_mask"]
-    return 1.0 - float(mask.sum()) / mask.numel()
+    return (mask.numel() - int(mask.sum())) / mask.numel()

@@ -222,7 +222,8 @@ def as_source(data: Any, name: str = "") -> Any:
         return DatasetSource(data, name=name or "list of samples", is_random=False)
     if is_stream(data):
         return StreamSource(data, name=name)
-    if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, Mapping):
+    by_index = hasattr(data, "__len__") and hasattr(data, "__getitem__")
+    if by_index and not isinstance(data, (Mapping, tuple)):
         return DatasetSource(data, name=name)
     raise DataError(
         f"{type(data).__name__} is no data that can be trained on",

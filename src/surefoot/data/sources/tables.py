@@ -161,9 +161,10 @@ def _read_npz(path: Path, names: tuple[str, ...]) -> list[_Array]:
             remedy=f"relative paths start at the working directory, {Path.cwd()}",
         )
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not hasattr(archive, "files"):
-                raise ValueError("it holds a single array without a name")
+        loaded = np.load(path, allow_pickle=False)
+        if not isinstance(loaded, np.lib.npyio.NpzFile):
+            raise ValueError("it holds a single array without a name")
+        with loaded as archive:
             missing = [name for name in names if name not in archive.files]
             if missing:
                 raise DataError(
@@ -173,7 +174,7 @@ def _read_npz(path: Path, names: tuple[str, ...]) -> list[_Array]:
                     remedy="name two of them",
                 )
             return [archive[name] for name in names]
-    except (ValueError, OSError, zipfile.BadZipFile, AttributeError, TypeError) as error:
+    except (ValueError, OSError, zipfile.BadZipFile) as error:
         raise DataError(
             f"{path} cannot be read: {error}",
             where="data.path",
