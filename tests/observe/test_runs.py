@@ -115,7 +115,7 @@ def test_the_best_metric_is_that_of_the_set_and_direction_in_the_record(tmp_path
     best = summarise_run(path).best
     assert best is not None
     assert (best.set_name, best.metric, best.value, best.step) == ("validation", "loss", 1.0, 2)
-    deciding = {"set": "validation", "metric": "accuracy", "direction": "max"}
+    deciding = {"set": "validation", "name": "accuracy", "direction": "max"}
     (path / "record.json").write_text(json.dumps({"extra": {"deciding_metric": deciding}}))
     best = summarise_run(path).best
     assert best is not None

@@ -77,6 +77,8 @@ def test_progress_is_counted_in_the_unit_of_the_horizon(unit: Unit, total: int, 
 def test_a_horizon_in_seconds_is_the_clocks() -> None:
     _, view = tracked(20, dataclasses.replace(FACTS, unit="seconds", total=60))
     assert (view.done, view.remaining_seconds) == (10.0, 50.0)
+    resumed = dataclasses.replace(FACTS, unit="seconds", total=60, seconds_before=30.0)
+    assert tracked(20, resumed)[1].remaining_seconds == 20.0
     assert "0:10 / 1:00" in shown(view)
 
 

@@ -151,11 +151,12 @@ def best_metric(path: Path, set_name: str | None, metric: str, direction: str) -
 
 
 def _deciding_metric(record_path: Path) -> tuple[str | None, str, str]:
-    """Set, metric and direction from `extra.deciding_metric` of the record."""
+    """Set, metric and direction from the record: `extra.deciding_metric` with the keys `set` (may be
+    left out), `name` and `direction`."""
     try:
         extra = json.loads(record_path.read_text("utf-8")).get("extra", {})
         fields = extra.get("deciding_metric", {})
-        return fields.get("set"), fields.get("metric", "loss"), fields.get("direction", "min")
+        return fields.get("set"), fields.get("name", "loss"), fields.get("direction", "min")
     except (OSError, ValueError, AttributeError):
         return None, "loss", "min"
 

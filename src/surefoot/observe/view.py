@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from surefoot.core.reports import EvalReport, Event, StepReport
@@ -42,6 +42,8 @@ class RunFacts:
     device: str = ""
     """For people, such as `cpu` or `NVIDIA H100`."""
     precision: str = ""
+    seconds_before: float = 0.0
+    """Spent by the run before this process went on with it; counts where `unit` is seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,6 @@ class _Moment:
     step_seconds: float
 
 
-@dataclass
 class Tracker:
     """Turns reports into views. It belongs to one thread.
 
@@ -128,18 +129,18 @@ class Tracker:
         began: clock reading at which this process began the run.
     """
 
-    facts: RunFacts
-    began: float
-    _first_done: float | None = None
-    _moments: deque[_Moment] = field(default_factory=deque)
-    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_POINTS))
-    _curve: Curve = field(default_factory=Curve)
-    _evaluation_curve: Curve = field(default_factory=Curve)
-    _evaluations: dict[tuple[str, str], EvalReport] = field(default_factory=dict)
-    _report: StepReport | None = None
-    _seen_at: float = 0.0
-    _state: State = "starting"
-    _note: str = ""
+    def __init__(self, facts: RunFacts, began: float) -> None:
+        self.facts = facts
+        self.began = began
+        self._moments: deque[_Moment] = deque()
+        self._recent: deque[float] = deque(maxlen=RECENT_POINTS)
+        self._curve = Curve()
+        self._evaluation_curve = Curve()
+        self._evaluations: dict[tuple[str, str], EvalReport] = {}
+        self._report: StepReport | None = None
+        self._seen_at = began
+        self._state: State = "starting"
+        self._note = ""
 
     def note_eval(self, report: EvalReport) -> None:
         """Takes an evaluation."""
@@ -203,7 +204,7 @@ class Tracker:
 
     def _done(self, report: StepReport | None, now: float) -> float:
         if self.facts.unit == "seconds":
-            return now - self.began
+            return self.facts.seconds_before + now - self.began
         if report is None:
             return 0.0
         return {
