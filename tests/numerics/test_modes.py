@@ -127,7 +127,7 @@ def test_modules_that_depend_on_their_mode(module: nn.Module) -> None:
         nn.Linear(2, 2), nn.LayerNorm(2), nn.RMSNorm(2), nn.GroupNorm(1, 2), nn.Conv1d(1, 1, 1),
         nn.ReLU(), nn.Dropout(0.0), nn.BatchNorm1d(2, track_running_stats=False),
         nn.InstanceNorm1d(2), nn.MultiheadAttention(2, 1), nn.LSTM(2, 2, 1), nn.LSTM(2, 2, 2),
-        nn.Embedding(2, 2), ReadsNothing(),
+        nn.Embedding(2, 2), ReadsNothing(), nn.TransformerEncoderLayer(2, 1, 2, dropout=0.0),
     ],
     ids=lambda module: type(module).__name__,
 )  # fmt: skip
@@ -148,6 +148,12 @@ def test_modules_that_do_not(module: nn.Module) -> None:
 def test_the_list_tells_the_truth(module: nn.Module, inputs: torch.Tensor) -> None:
     train = module.train()(inputs)
     assert not torch.equal(train, module.eval()(inputs))
+
+
+def test_a_single_recurrent_layer_drops_nothing_between_layers() -> None:
+    layer = nn.LSTM(2, 2, 1)
+    layer.dropout = 0.5  # at its making torch warns of it
+    assert mode_sensitive_modules(layer) == []
 
 
 def test_effects_say_how_much() -> None:
@@ -178,3 +184,14 @@ def test_a_frozen_norm_that_woke_up_is_named() -> None:
     with pytest.raises(ModelError) as caught:
         check_training_modes(model, expected)
     assert caught.value.where == "1 is in train mode"
+
+
+def test_many_modules_are_counted_and_few_named() -> None:
+    for count, more in ((5, False), (6, True), (9, True)):
+        model = nn.Sequential(*(nn.Dropout(0.5) for _ in range(count)))
+        expected = training_modes(model)
+        model.eval()
+        with pytest.raises(ModelError, match=f"{count} submodules") as caught:
+            check_training_modes(model, expected)
+        assert caught.value.where.count("in eval mode") == 5
+        assert (f"and {count - 5} more" in caught.value.where) == more

@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, Final
 
 from torch import nn
 
 from surefoot.core.errors import ModelError
+
+MOST_NAMED: Final = 5
+"""Submodules that an error spells out before it counts the rest."""
 
 
 @contextmanager
@@ -51,13 +55,13 @@ class ModeSensitive:
 Effect = tuple[str, str]
 
 
-def _dropout(module: nn.Module) -> Effect | None:
-    p = getattr(module, "p", 0.0)
+def _dropout(module: Any) -> Effect | None:
+    p = module.p
     return (f"drops with probability {p:g}", "passes its input on") if p > 0 else None
 
 
-def _batch_norm(module: nn.Module) -> Effect | None:
-    if not getattr(module, "track_running_stats", True):
+def _batch_norm(module: Any) -> Effect | None:
+    if not module.track_running_stats:
         return None
     return (
         "normalises by the batch's statistics and updates the running ones",
@@ -65,23 +69,23 @@ def _batch_norm(module: nn.Module) -> Effect | None:
     )
 
 
-def _recurrent(module: nn.Module) -> Effect | None:
-    p, layers = getattr(module, "dropout", 0.0), getattr(module, "num_layers", 1)
-    if p > 0 and layers > 1:
+def _recurrent(module: Any) -> Effect | None:
+    p = module.dropout
+    if p > 0 and module.num_layers > 1:
         return (f"drops between layers with probability {p:g}", "drops nothing")
     return None
 
 
-def _attention(module: nn.Module) -> Effect | None:
-    p = getattr(module, "dropout", 0.0)
+def _attention(module: Any) -> Effect | None:
+    p = module.dropout
     return (f"drops attention weights with probability {p:g}", "drops nothing") if p > 0 else None
 
 
-def _random_slope(module: nn.Module) -> Effect | None:
+def _random_slope(module: Any) -> Effect | None:
     return ("draws its negative slope", "uses the mean negative slope")
 
 
-_BY_TYPE: tuple[tuple[type[nn.Module], Callable[[nn.Module], Effect | None]], ...] = (
+_BY_TYPE: tuple[tuple[type[nn.Module], Callable[[Any], Effect | None]], ...] = (
     (nn.modules.dropout._DropoutNd, _dropout),
     (nn.modules.batchnorm._NormBase, _batch_norm),
     (nn.RNNBase, _recurrent),
@@ -139,7 +143,9 @@ def check_training_modes(model: nn.Module, expected: Mapping[str, bool]) -> None
         if model.get_submodule(name).training is not training
     ]
     if wrong:
-        shown = "; ".join(wrong[:5]) + (f"; and {len(wrong) - 5} more" if len(wrong) > 5 else "")
+        shown = "; ".join(wrong[:MOST_NAMED])
+        if len(wrong) > MOST_NAMED:
+            shown += f"; and {len(wrong) - MOST_NAMED} more"
         raise ModelError(
             f"{len(wrong)} submodules changed their mode during training",
             where=shown,
