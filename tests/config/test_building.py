@@ -91,6 +91,28 @@ def test_sections_become_schedules(section: dict[str, Any], schedule: Schedule) 
     assert make_schedule(recipe.recipe.settings, PACE) == schedule
 
 
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"kind": "constant", "warmup": 4},
+        {"kind": "warmup_cosine", "warmup": 4},
+        {"kind": "warmup_linear", "warmup": 4},
+        {"kind": "inverse_sqrt", "warmup": 4},
+        {"kind": "step_decay", "period": 9, "warmup": 4},
+        {"kind": "multi_step", "milestones": [9], "warmup": 4},
+        {"kind": "wsd", "warmup": 4},
+        {"kind": "plateau", "warmup": 4},
+    ],
+    ids=lambda section: section["kind"],
+)
+def test_where_the_warmup_starts(section: dict[str, Any]) -> None:
+    plain = resolve_recipe(changed(GPT, {"schedule": section})).recipe
+    raised = resolve_recipe(changed(GPT, {"schedule": {**section, "warmup_start": 0.2}})).recipe
+    plain_schedule, raised_schedule = make_schedule(plain, PACE), make_schedule(raised, PACE)
+    assert [plain_schedule(n) for n in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    assert [raised_schedule(n) for n in range(4)] == pytest.approx([0.4, 0.6, 0.8, 1.0])
+
+
 def test_the_horizon_may_have_any_unit() -> None:
     for horizon in ("1000 steps", "4 epochs", "4000 samples", "252000 tokens"):
         recipe = resolve_recipe(changed(GPT, {"train.horizon": horizon})).recipe

@@ -37,14 +37,18 @@ FAR = 10**9
 SCHEDULES: tuple[Schedule, ...] = (
     Constant(),
     Constant(warmup=7),
+    Constant(warmup=7, warmup_start=0.5),
     WarmupCosine(warmup=10, total=110, floor=0.1),
     WarmupCosine(warmup=0, total=50, floor=0.0),
     WarmupCosine(warmup=1, total=1, floor=0.2),
     WarmupCosine(warmup=5, total=5, floor=0.2),
+    WarmupCosine(warmup=10, total=110, warmup_start=1e-8),
     WarmupLinear(warmup=10, total=110),
     WarmupLinear(warmup=0, total=1, floor=0.3),
+    WarmupLinear(warmup=4, total=20, warmup_start=0.25),
     InverseSqrt(warmup=1),
     InverseSqrt(warmup=16),
+    InverseSqrt(warmup=16, warmup_start=0.1),
     StepDecay(period=30, factor=0.1),
     StepDecay(period=3, factor=0.5, warmup=7),
     MultiStep(milestones=(30, 60, 80)),
@@ -53,6 +57,7 @@ SCHEDULES: tuple[Schedule, ...] = (
     OneCycle(total=101, rise=30.3, anneal="linear", initial_divisor=10, final_divisor=100),
     WarmupStableDecay(warmup=5, cooldown_start=50, cooldown=20),
     WarmupStableDecay(warmup=5, cooldown_start=50, cooldown=20, floor=0.1, shape="cosine"),
+    WarmupStableDecay(warmup=5, cooldown_start=50, cooldown=20, warmup_start=0.5),
     WarmupStableDecay(warmup=0, cooldown_start=1, cooldown=1, shape="sqrt"),
     WarmupStableDecay(warmup=5, cooldown_start=UNDECIDED, cooldown=20),
     ConstantCooldown(cooldown_start=50, cooldown=20, shape="sqrt"),
@@ -112,9 +117,11 @@ def test_the_floor_is_reached_exactly(schedule: Schedule) -> None:
 def test_warmup_climbs_in_equal_steps(schedule: Schedule) -> None:
     if isinstance(schedule, (StepDecay, MultiStep)):
         return
-    warmup = getattr(schedule, "warmup", 0)
-    for n in range(warmup):
-        assert schedule(n) == (n + 1) / warmup
+    warmup, start = getattr(schedule, "warmup", 0), getattr(schedule, "warmup_start", 0.0)
+    climb = [schedule(n) for n in range(warmup)]
+    assert climb == pytest.approx([start + (1 - start) * (n + 1) / warmup for n in range(warmup)])
+    if not start:
+        assert climb == [(n + 1) / warmup for n in range(warmup)]
 
 
 @each
@@ -189,6 +196,9 @@ def test_any_cooldown(warmup: int, stable: int, cooldown: int, floor: float, sha
     [
         (Constant(), {0: 1.0, 5: 1.0, FAR: 1.0}),
         (Constant(warmup=4), {0: 0.25, 2: 0.75, 3: 1.0, 4: 1.0}),
+        (Constant(warmup=4, warmup_start=0.2), {0: 0.4, 1: 0.6, 2: 0.8, 3: 1.0, 4: 1.0}),
+        (StepDecay(5, 0.5, 2, warmup_start=0.5), {0: 0.75, 1: 1.0, 5: 0.5}),
+        (MultiStep((5,), 0.5, 2, warmup_start=0.5), {0: 0.75, 1: 1.0, 5: 0.5}),
         (
             WarmupCosine(warmup=10, total=110, floor=0.1),
             {0: 0.1, 4: 0.5, 9: 1.0, 10: 1.0, 35: 0.8681980515339464, 60: 0.55, 110: 0.1, FAR: 0.1},
@@ -284,16 +294,18 @@ def test_one_cycle_stays_where_torch_raises() -> None:
     assert replace(schedule, cycle_momentum=False).momentum(3) is None
 
 
-def test_cosine_is_torchs_sequence_up_to_the_horizon() -> None:
+@pytest.mark.parametrize("start", [0.0, 1e-8, 0.3])
+def test_cosine_is_torchs_sequence_up_to_the_horizon(start: float) -> None:
     warmup, total, floor, peak = 10, 110, 0.1, 0.3
+    first = start + (1 - start) / warmup
 
     def make(optimizer: torch.optim.Optimizer) -> Any:
-        rise = lr_scheduler.LinearLR(optimizer, start_factor=1 / warmup, total_iters=warmup - 1)
+        rise = lr_scheduler.LinearLR(optimizer, start_factor=first, total_iters=warmup - 1)
         fall = lr_scheduler.CosineAnnealingLR(optimizer, T_max=total - warmup, eta_min=floor * peak)
         return lr_scheduler.SequentialLR(optimizer, [rise, fall], milestones=[warmup])
 
     rates, _ = torch_rates(make, peak, total + 40)
-    schedule = WarmupCosine(warmup, total, floor)
+    schedule = WarmupCosine(warmup, total, floor, start)
     ours = [peak * schedule(n) for n in range(total + 40)]
     assert ours[: total + 1] == pytest.approx(rates[: total + 1], rel=1e-12)
     assert rates[total + 39] > 1.5 * rates[total], "torch's rises again"
@@ -366,6 +378,10 @@ def test_transformers_inverse_sqrt_after_the_warmup(transformers_optimization: A
     ("make", "where"),
     [
         (lambda: Constant(warmup=-1), "warmup=-1"),
+        (lambda: Constant(warmup=1, warmup_start=1.0), "warmup_start=1.0"),
+        (lambda: StepDecay(3, 0.5, 1, warmup_start=-0.1), "warmup_start=-0.1"),
+        (lambda: MultiStep((3,), 0.5, -1), "warmup=-1"),
+        (lambda: WarmupStableDecay(-1, 3, 5), "warmup=-1"),
         (lambda: WarmupCosine(warmup=11, total=10), "warmup=11, total=10"),
         (lambda: WarmupCosine(warmup=0, total=0), "total=0"),
         (lambda: WarmupCosine(warmup=0, total=10, floor=1.1), "floor=1.1"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import pickle
+from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
@@ -42,6 +43,7 @@ def counts() -> st.SearchStrategy[Count]:
         ("1 update", Steps(1)),
         ("3k steps", Steps(3_000)),
         ("1e3 steps", Steps(1_000)),
+        ("3K steps", Steps(3_000)),
         ("375M tokens", Tokens(375_000_000)),
         ("1.5B tokens", Tokens(1_500_000_000)),
         ("2T tokens", Tokens(2 * 10**12)),
@@ -95,6 +97,31 @@ def test_text_round_trip(count: Count) -> None:
     assert parsed == count
     assert type(parsed) is type(count)
     assert str(parsed) == str(count)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (Steps(1), "1 step"),
+        (Steps(2), "2 steps"),
+        (Steps(0), "0 steps"),
+        (Tokens(1), "1 token"),
+        (Epochs(1), "1 epoch"),
+        (Epochs(0.5), "0.5 epochs"),
+        (Seconds(1), "1 s"),
+        (Seconds(5400), "5400 s"),
+        (Bytes(1), "1 B"),
+        (Flops(1e18), "1e+18 FLOPs"),
+    ],
+)
+def test_text(count: Count, text: str) -> None:
+    assert str(count) == text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_count_cannot_change(kind: type[Count]) -> None:
+    with pytest.raises(FrozenInstanceError):
+        kind(1).value = 2  # type: ignore[misc]
 
 
 @given(counts())

@@ -71,18 +71,22 @@ def _made(settings: RunSections, pace: Pace) -> Schedule:
 
     match section:
         case ConstantSection() | PlateauSection():
-            return Constant(span(section.warmup))
+            return Constant(span(section.warmup), section.warmup_start)
         case WarmupCosineSection():
-            return WarmupCosine(span(section.warmup), total(section.total), section.floor)
+            end, start = total(section.total), section.warmup_start
+            return WarmupCosine(span(section.warmup), end, section.floor, start)
         case WarmupLinearSection():
-            return WarmupLinear(span(section.warmup), total(section.total), section.floor)
+            end, start = total(section.total), section.warmup_start
+            return WarmupLinear(span(section.warmup), end, section.floor, start)
         case InverseSqrtSection():
-            return InverseSqrt(span(section.warmup))
+            return InverseSqrt(span(section.warmup), section.warmup_start)
         case StepDecaySection():
-            return StepDecay(span(section.period), section.factor, span(section.warmup))
+            period, warmup = span(section.period), span(section.warmup)
+            return StepDecay(period, section.factor, warmup, section.warmup_start)
         case MultiStepSection():
             milestones = tuple(span(milestone) for milestone in section.milestones)
-            return MultiStep(milestones, section.factor, span(section.warmup))
+            warmup = span(section.warmup)
+            return MultiStep(milestones, section.factor, warmup, section.warmup_start)
         case OneCycleSection():
             end = total(section.total)
             # A share is not rounded: torch's pct_start is not either.
@@ -98,12 +102,18 @@ def _made(settings: RunSections, pace: Pace) -> Schedule:
                 cycle_momentum=section.cycle_momentum,
             )
         case WarmupStableDecaySection():
-            start, length = _cooldown(section, pace, horizon)
-            warmup = span(section.warmup)
-            return WarmupStableDecay(warmup, start, length, section.floor, section.shape)
+            begin, length = _cooldown(section, pace, horizon)
+            return WarmupStableDecay(
+                warmup=span(section.warmup),
+                cooldown_start=begin,
+                cooldown=length,
+                floor=section.floor,
+                shape=section.shape,
+                warmup_start=section.warmup_start,
+            )
         case ConstantCooldownSection():
-            start, length = _cooldown(section, pace, horizon)
-            return ConstantCooldown(start, length, section.floor, section.shape)
+            begin, length = _cooldown(section, pace, horizon)
+            return ConstantCooldown(begin, length, section.floor, section.shape)
 
 
 def _cooldown(

@@ -2,9 +2,11 @@
 
 A schedule holds no counter and knows no optimizer, no ranks and no units but updates. Symbols, in
 every docstring: n updates completed (0 before the first update, which uses `schedule(0)`), W length
-of the warm-up, T the horizon in updates, f the floor as a share of the peak. Warm-up is (n + 1) / W
-for n < W, so that the first update is never wasted on a rate of zero; a decay reaches its floor at
-n = T, so that the last update (n = T - 1) is not wasted either, and stays there for ever.
+of the warm-up, T the horizon in updates, f the floor as a share of the peak.
+
+The warm-up w(n) of all of them is s + (1 - s) (n + 1) / W, with s = `warmup_start`, 0 unless given:
+the first update is never wasted on a rate of zero. A decay reaches its floor at n = T, so that the
+last update (n = T - 1) is not wasted either, and stays there for ever.
 
 `torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)` accepts any of them as it is.
 """
@@ -65,7 +67,7 @@ class Schedule(ABC):
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """min(1, (n + 1) / W): the peak rate, after a warm-up if there is one.
+    """w(n) for n < W, then 1: the peak rate, after a warm-up if there is one.
 
     First value 1 (or 1/W); last value 1.
 
@@ -76,12 +78,13 @@ class Constant(Schedule):
     """
 
     warmup: int = 0
+    warmup_start: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_warmup(self.warmup)
+        _check_warmup(self.warmup, self.warmup_start)
 
     def _multiplier(self, n: int) -> float:
-        return _warmed(n, self.warmup)
+        return _warmed(n, self.warmup, self.warmup_start)
 
     @property
     def settled_at(self) -> int:
@@ -92,7 +95,7 @@ class Constant(Schedule):
 class WarmupCosine(Schedule):
     """Linear warm-up, then half a cosine down to the floor.
 
-    n < W: (n + 1) / W
+    n < W: w(n)
     W <= n < T: f + (1 - f) (1 + cos(pi (n - W) / (T - W))) / 2
     n >= T: f
 
@@ -111,13 +114,15 @@ class WarmupCosine(Schedule):
     warmup: int
     total: int
     floor: float = 0.1
+    warmup_start: float = 0.0
 
     def __post_init__(self) -> None:
+        _check_warmup(self.warmup, self.warmup_start)
         _check_decay(self.warmup, self.total, self.floor)
 
     def _multiplier(self, n: int) -> float:
         if n < self.warmup:
-            return _warmed(n, self.warmup)
+            return _warmed(n, self.warmup, self.warmup_start)
         return _fall(n, self.warmup, self.total - self.warmup, self.floor, "cosine")
 
     @property
@@ -129,7 +134,7 @@ class WarmupCosine(Schedule):
 class WarmupLinear(Schedule):
     """Linear warm-up, then a straight line down to the floor.
 
-    n < W: (n + 1) / W
+    n < W: w(n)
     W <= n < T: f + (1 - f) (T - n) / (T - W)
     n >= T: f
 
@@ -144,13 +149,15 @@ class WarmupLinear(Schedule):
     warmup: int
     total: int
     floor: float = 0.0
+    warmup_start: float = 0.0
 
     def __post_init__(self) -> None:
+        _check_warmup(self.warmup, self.warmup_start)
         _check_decay(self.warmup, self.total, self.floor)
 
     def _multiplier(self, n: int) -> float:
         if n < self.warmup:
-            return _warmed(n, self.warmup)
+            return _warmed(n, self.warmup, self.warmup_start)
         return _fall(n, self.warmup, self.total - self.warmup, self.floor, "linear")
 
     @property
@@ -162,7 +169,7 @@ class WarmupLinear(Schedule):
 class InverseSqrt(Schedule):
     """Linear warm-up, then the inverse square root of the number of updates.
 
-    n < W: (n + 1) / W
+    n < W: w(n)
     n >= W: sqrt(W / n)
 
     First value 1/W, 1 at n = W; there is no last value, it falls for ever.
@@ -175,9 +182,10 @@ class InverseSqrt(Schedule):
     """
 
     warmup: int
+    warmup_start: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_warmup(self.warmup)
+        _check_warmup(self.warmup, self.warmup_start)
         _require(
             self.warmup >= 1,
             f"warmup={self.warmup}",
@@ -185,7 +193,11 @@ class InverseSqrt(Schedule):
         )
 
     def _multiplier(self, n: int) -> float:
-        return _warmed(n, self.warmup) if n < self.warmup else math.sqrt(self.warmup / n)
+        return (
+            _warmed(n, self.warmup, self.warmup_start)
+            if n < self.warmup
+            else math.sqrt(self.warmup / n)
+        )
 
 
 @dataclass(frozen=True)
@@ -202,14 +214,15 @@ class StepDecay(Schedule):
     period: int
     factor: float = 0.1
     warmup: int = 0
+    warmup_start: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_warmup(self.warmup)
+        _check_warmup(self.warmup, self.warmup_start)
         _check_factor(self.factor)
         _require(self.period >= 1, f"period={self.period}", "a period is at least one update")
 
     def _multiplier(self, n: int) -> float:
-        return _warmed(n, self.warmup) * self.factor ** (n // self.period)
+        return _warmed(n, self.warmup, self.warmup_start) * self.factor ** (n // self.period)
 
 
 @dataclass(frozen=True)
@@ -227,9 +240,10 @@ class MultiStep(Schedule):
     milestones: tuple[int, ...]
     factor: float = 0.1
     warmup: int = 0
+    warmup_start: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_warmup(self.warmup)
+        _check_warmup(self.warmup, self.warmup_start)
         _check_factor(self.factor)
         rising = all(a < b for a, b in zip((0, *self.milestones), self.milestones, strict=False))
         _require(
@@ -240,7 +254,7 @@ class MultiStep(Schedule):
 
     def _multiplier(self, n: int) -> float:
         passed = sum(milestone <= n for milestone in self.milestones)
-        return _warmed(n, self.warmup) * self.factor**passed
+        return _warmed(n, self.warmup, self.warmup_start) * self.factor**passed
 
     @property
     def settled_at(self) -> int:
@@ -326,7 +340,7 @@ class WarmupStableDecay(Schedule):
 
     With S the start of the cooldown, C its length and p = (n - S) / C:
 
-    n < W: (n + 1) / W
+    n < W: w(n)
     W <= n < S, or S undecided: 1
     S <= n < S + C: f + (1 - f) g(p)
     n >= S + C: f
@@ -347,9 +361,10 @@ class WarmupStableDecay(Schedule):
     cooldown: int
     floor: float = 0.0
     shape: Shape = "linear"
+    warmup_start: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_warmup(self.warmup)
+        _check_warmup(self.warmup, self.warmup_start)
         _check_cooldown(self.cooldown_start, self.cooldown, self.floor)
         start = self.cooldown_start
         _require(
@@ -361,7 +376,7 @@ class WarmupStableDecay(Schedule):
     def _multiplier(self, n: int) -> float:
         start = self.cooldown_start
         if n < self.warmup or isinstance(start, Undecided) or n < start:
-            return _warmed(n, self.warmup)
+            return _warmed(n, self.warmup, self.warmup_start)
         return _fall(n, start, self.cooldown, self.floor, self.shape)
 
     @property
@@ -420,8 +435,8 @@ def first_difference(before: Schedule, after: Schedule, until: int) -> int | Non
     return None
 
 
-def _warmed(n: int, warmup: int) -> float:
-    return (n + 1) / warmup if n < warmup else 1.0
+def _warmed(n: int, warmup: int, start: float) -> float:
+    return start + (1.0 - start) * ((n + 1) / warmup) if n < warmup else 1.0
 
 
 def _fall(n: int, start: int, length: int, floor: float, shape: Shape) -> float:
@@ -445,8 +460,9 @@ def _require(condition: bool, where: str, rule: str) -> None:
         raise RequestError("this schedule cannot be", where=where, rule=rule)
 
 
-def _check_warmup(warmup: int) -> None:
+def _check_warmup(warmup: int, start: float) -> None:
     _require(warmup >= 0, f"warmup={warmup}", "a warm-up is not negative")
+    _require(0 <= start < 1, f"warmup_start={start}", "a warm-up starts in [0, 1) of the peak")
 
 
 def _check_factor(factor: float) -> None:
@@ -454,7 +470,6 @@ def _check_factor(factor: float) -> None:
 
 
 def _check_decay(warmup: int, total: int, floor: float) -> None:
-    _check_warmup(warmup)
     _require(0 <= floor <= 1, f"floor={floor}", "a floor lies in [0, 1], a share of the peak")
     _require(total >= 1, f"total={total}", "the horizon is at least one update")
     _require(

@@ -36,6 +36,7 @@ class ConstantSection(Section):
 
     kind: Literal["constant"]
     warmup: Span = NO_WARMUP
+    warmup_start: BelowOne = 0.0
 
 
 class WarmupCosineSection(Section):
@@ -43,6 +44,7 @@ class WarmupCosineSection(Section):
 
     kind: Literal["warmup_cosine"] = "warmup_cosine"
     warmup: Span = 0.02
+    warmup_start: BelowOne = 0.0
     total: Total = "horizon"
     floor: Share = 0.1
 
@@ -52,6 +54,7 @@ class WarmupLinearSection(Section):
 
     kind: Literal["warmup_linear"]
     warmup: Span = 0.02
+    warmup_start: BelowOne = 0.0
     total: Total = "horizon"
     floor: Share = 0.0
 
@@ -61,6 +64,7 @@ class InverseSqrtSection(Section):
 
     kind: Literal["inverse_sqrt"]
     warmup: Span
+    warmup_start: BelowOne = 0.0
 
 
 class StepDecaySection(Section):
@@ -70,6 +74,7 @@ class StepDecaySection(Section):
     period: Period
     factor: Factor = 0.1
     warmup: Span = NO_WARMUP
+    warmup_start: BelowOne = 0.0
 
 
 class MultiStepSection(Section):
@@ -79,6 +84,7 @@ class MultiStepSection(Section):
     milestones: Annotated[tuple[Span, ...], Field(strict=False, min_length=1)]
     factor: Factor = 0.1
     warmup: Span = NO_WARMUP
+    warmup_start: BelowOne = 0.0
 
 
 class OneCycleSection(Section):
@@ -104,6 +110,7 @@ class WarmupStableDecaySection(Section):
 
     kind: Literal["wsd"]
     warmup: Span = 0.02
+    warmup_start: BelowOne = 0.0
     cooldown: SpanOrUndecided = "undecided"
     cooldown_start: CooldownStart = "before-end"
     shape: CooldownShape = "linear"
@@ -134,6 +141,7 @@ class PlateauSection(Section):
     """Evaluations after a drop that do not count."""
     floor: Share = 0.0
     warmup: Span = NO_WARMUP
+    warmup_start: BelowOne = 0.0
 
 
 ScheduleSection = Annotated[
