@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 from surefoot.core.errors import DataError, ModelError
 from surefoot.models.gpt import GPT, GPTConfig
 from surefoot.tasks.generation import GenerationTask, tokens_and_labels
+from surefoot.tasks.losses import next_token_cross_entropy_sum
 
 TASK = GenerationTask(8)
 IDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 0]])
@@ -167,3 +169,20 @@ def test_scores_of_the_last_place_only_are_refused():
     with pytest.raises(ModelError, match=r"shape \[2, 1, 8\]") as caught:
         TASK.loss_sum(Last(), {"input_ids": IDS})
     assert "[2, 4, 8]" in caught.value.rule
+
+
+def test_a_compiled_loss_is_the_same_loss(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(
+        torch,
+        "compile",
+        lambda function: compiled.append(function) or (lambda *a: function(*a) * 1),
+    )
+    task = GenerationTask(8, compile_loss=True)
+    assert compiled == [next_token_cross_entropy_sum]
+    assert torch.equal(task.loss_sum(Oracle(0), IDS), TASK.loss_sum(Oracle(0), IDS))
+    assert task.metric_sums(Oracle(0), IDS) == TASK.metric_sums(Oracle(0), IDS)
+    copy = pickle.loads(pickle.dumps(task))
+    assert copy.compile_loss
+    assert copy.weight(IDS) == 6
+    assert not pickle.loads(pickle.dumps(TASK)).compile_loss

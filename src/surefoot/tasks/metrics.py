@@ -107,6 +107,6 @@ def ratios(totals: Mapping[str, Sequence[float]]) -> dict[str, float]:
         for name, (numerator, denominator) in totals.items()
     }
     terms = [value for name, value in values.items() if name.startswith(LOSS_TERM)]
-    if terms and "loss" not in values:
+    if terms:
         values = {"loss": sum(terms), **values}
     return values
