@@ -37,7 +37,7 @@ EXTRAS_docs := .[docs]
 help:
 	@echo "make demo      train the small GPT on Python's own source, then sample from it"
 	@echo "make test      the whole test suite (CPU)"
-	@echo "make lint      ruff and mypy"
+	@echo "make lint      ruff, mypy, and the pages without a warning"
 	@echo "make docs      build the pages in docs/ into site/"
 	@echo "make bench     host time of an update against a bare loop"
 	@echo "make test-gpu  the tests that need a CUDA device"
@@ -56,7 +56,7 @@ demo: $(VENV)/.ready-demo
 test: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -q -n $(JOBS) -m "not gpu"
 
-lint: $(VENV)/.ready-lint
+lint: $(VENV)/.ready-lint docs
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
