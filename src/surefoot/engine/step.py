@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from surefoot.engine.passes import Pass
 from surefoot.engine.reporting import ReportLog
 from surefoot.engine.signals import Signals
 from surefoot.engine.window import Window
+from surefoot.numerics.finite import both_finite
 from surefoot.numerics.loss_scaling import LossScale
 from surefoot.optim.update import UpdateOptimizer
 
@@ -82,7 +82,7 @@ class Update:
 
         # 5. The global norm and the finite flag, on the device.
         grad_norm = parts.global_norm(gradients)
-        finite = torch.isfinite(grad_norm) & torch.isfinite(losses["loss"])
+        finite = both_finite(grad_norm, losses["loss"])
 
         # 6. Clip, once per window.
         parts.clip(gradients, grad_norm)
