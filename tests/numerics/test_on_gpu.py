@@ -46,8 +46,8 @@ def errors() -> tuple[float, float]:
     """Relative errors of a float32 product and convolution against float64."""
     generator = torch.Generator("cuda").manual_seed(0)
     a, b = (torch.randn(512, 512, generator=generator, device="cuda") for _ in range(2))
-    x = torch.randn(4, 32, 32, 32, generator=generator, device="cuda")
-    w = torch.randn(32, 32, 3, 3, generator=generator, device="cuda")
+    x = torch.randn(16, 128, 56, 56, generator=generator, device="cuda")
+    w = torch.randn(128, 128, 3, 3, generator=generator, device="cuda")
     exact_product = a.double() @ b.double()
     exact_convolution = torch.nn.functional.conv2d(x.double(), w.double())
     product, convolution = a @ b, torch.nn.functional.conv2d(x, w)

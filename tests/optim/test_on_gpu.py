@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from surefoot.config.sections.optimizers import AdamSection, AdamWSection, SGDSection
 from surefoot.numerics.clipping import ClipNorm, global_norm
 from surefoot.numerics.loss_scaling import DynamicLossScale
 from surefoot.optim.ema import WeightEma
@@ -22,18 +23,27 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
+
+def section(kind: str, **numbers: object) -> SimpleNamespace:
+    """An optimizer section; plain, so that a GPU machine needs no more than torch and pytest."""
+    return SimpleNamespace(kind=kind, fused="auto", **numbers)
+
+
+ADAM = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8}
 SECTIONS = {
-    "sgd": SGDSection(kind="sgd", lr=0.05, momentum=0.0, weight_decay=0.01),
-    "momentum": SGDSection(kind="sgd", lr=0.05, momentum=0.9, weight_decay=0.01),
-    "nesterov": SGDSection(kind="sgd", lr=0.05, momentum=0.9, nesterov=True),
-    "adam": AdamSection(kind="adam", lr=0.01, weight_decay=0.01),
-    "adamw": AdamWSection(lr=0.01, weight_decay=0.1),
+    "sgd": section("sgd", lr=0.05, momentum=0.0, nesterov=False, weight_decay=0.01),
+    "momentum": section("sgd", lr=0.05, momentum=0.9, nesterov=False, weight_decay=0.01),
+    "nesterov": section("sgd", lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.0),
+    "adam": section("adam", **ADAM, weight_decay=0.01),
+    "adamw": section("adamw", **ADAM, weight_decay=0.1),
 }
 
 
 @contextmanager
 def no_host_sync() -> Iterator[None]:
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that the mode is a prototype
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
@@ -46,9 +56,9 @@ def model_of(dtype: torch.dtype = torch.float32) -> nn.Module:
     return model.to("cuda", dtype)
 
 
-def built(section, model: nn.Module, choice: str = "refuse"):
-    ledger = ParameterLedger.build(model, weight_decay=section.weight_decay)
-    return build_optimizer(section, ledger, "cuda", True, low_precision_weights=choice)
+def built(chosen, model: nn.Module, choice: str = "refuse"):
+    ledger = ParameterLedger.build(model, weight_decay=chosen.weight_decay)
+    return build_optimizer(chosen, ledger, "cuda", True, low_precision_weights=choice)
 
 
 def give_gradients(model: nn.Module, seed: int) -> None:
@@ -58,24 +68,24 @@ def give_gradients(model: nn.Module, seed: int) -> None:
         parameter.grad = gradient.to(parameter.dtype)
 
 
-def torch_optimizer(section, model: nn.Module) -> torch.optim.Optimizer:
+def torch_optimizer(chosen, model: nn.Module) -> torch.optim.Optimizer:
     groups = [
         {"params": [p for p in model.parameters() if p.dim() >= 2]},
         {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
     ]
-    options = {"lr": section.lr, "weight_decay": section.weight_decay, "fused": True}
-    if section.kind == "sgd":
-        options |= {"momentum": section.momentum, "nesterov": section.nesterov}
+    options = {"lr": chosen.lr, "weight_decay": chosen.weight_decay, "fused": True}
+    if chosen.kind == "sgd":
+        options |= {"momentum": chosen.momentum, "nesterov": chosen.nesterov}
         return torch.optim.SGD(groups, **options)
-    kind = torch.optim.AdamW if section.kind == "adamw" else torch.optim.Adam
-    return kind(groups, betas=section.betas, eps=section.eps, **options)
+    kind = torch.optim.AdamW if chosen.kind == "adamw" else torch.optim.Adam
+    return kind(groups, betas=chosen.betas, eps=chosen.eps, **options)
 
 
 @pytest.mark.parametrize("name", SECTIONS)
 def test_fifty_updates_equal_torch_with_no_host_sync(name: str) -> None:
-    section = SECTIONS[name]
+    chosen = SECTIONS[name]
     ours, theirs = model_of(), model_of()
-    optimizer, reference = built(section, ours), torch_optimizer(section, theirs)
+    optimizer, reference = built(chosen, ours), torch_optimizer(chosen, theirs)
     assert optimizer.skips is SkipKind.ON_DEVICE
     clip, ema, scale = ClipNorm(1.0), WeightEma(ours, 0.9), DynamicLossScale(device="cuda")
     for update in range(50):
@@ -97,7 +107,7 @@ def test_fifty_updates_equal_torch_with_no_host_sync(name: str) -> None:
         parameters = [p for group in reference.param_groups for p in group["params"]]
         assert torch.equal(norm, torch.nn.utils.clip_grad_norm_(parameters, 1.0))
         for group in reference.param_groups:
-            group["lr"] = section.lr * (1.0 / (update + 1))
+            group["lr"] = chosen.lr * (1.0 / (update + 1))
         reference.step()
         for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
             assert torch.equal(mine, other)
@@ -145,10 +155,10 @@ def test_narrow_gradients_are_measured_in_float32_and_clipped() -> None:
 
 
 def test_float32_copies_follow_a_float32_run() -> None:
-    section = SECTIONS["adamw"]
+    chosen = SECTIONS["adamw"]
     narrow = model_of(torch.bfloat16)
     wide = model_of(torch.bfloat16).float()
-    first, second = built(section, wide), built(section, narrow, "master")
+    first, second = built(chosen, wide), built(chosen, narrow, "master")
     flag = torch.tensor(True, device="cuda")
     for update in range(10):
         give_gradients(narrow, update)
