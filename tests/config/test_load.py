@@ -347,6 +347,8 @@ def test_no_such_recipe(tmp_path: Path) -> None:
     assert all(name in caught.value.remedy for name in recipe_names())
     with pytest.raises(RequestError, match="cannot read"):
         load_recipe(tmp_path)
+    with pytest.raises(RequestError, match="did you mean stdlib-gpt"):
+        load_recipe("stdlib-gtp")
 
 
 def test_a_recipe_that_is_not_text(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Reads the recipe file and nothing else; imports and runs nothing that it names.
 
 from __future__ import annotations
 
+import difflib
 import importlib.resources
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -160,11 +161,12 @@ def _read(source: str | Path) -> tuple[str, str]:
             f"the recipe {path} is not UTF-8 text", rule="a recipe is YAML in UTF-8"
         ) from None
     except OSError as error:
-        names = ", ".join(recipe_names())
+        near = difflib.get_close_matches(path.stem, recipe_names(), n=1)
+        meant = f"did you mean {near[0]}? " if near else ""
         raise RequestError(
             f"cannot read the recipe {str(source)!r}: {error.strerror}",
             rule="a recipe is a YAML file or the name of one that comes with Surefoot",
-            remedy=f"give a path, or one of: {names}",
+            remedy=f"{meant}give a path, or one of: {', '.join(recipe_names())}",
         ) from None
 
 

@@ -142,6 +142,28 @@ def warmup_updates(warmup: Count | float, pace: Pace, horizon: int | Undecided =
     return max(1, round(warmup * horizon)) if warmup else 0
 
 
+def decoder_flops_per_token(
+    num_parameters: int, num_layers: int, embedding_dim: int, sequence_length: int
+) -> float:
+    """Floating-point operations of one token's forward and backward in a dense decoder.
+
+    6 N + 12 L D S: each of the N parameters that take part in a matrix product costs a
+    multiplication and an addition forward and twice that backward, and so does each of the L D S
+    pairs of attention, twice (scores and values). Recomputed activations and the causal half that
+    a kernel may leave out are not counted. Source: PaLM, arXiv:2204.02311, appendix B.
+
+    Args:
+        num_parameters: N, without embeddings that are only looked up.
+        num_layers: L.
+        embedding_dim: D.
+        sequence_length: S, in tokens.
+
+    >>> decoder_flops_per_token(124_000_000, 12, 768, 1024)
+    857246208.0
+    """
+    return 6.0 * num_parameters + 12.0 * num_layers * embedding_dim * sequence_length
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """One span of updates in every unit that the run counts."""
