@@ -127,11 +127,42 @@ def test_the_switch_sets_and_reports_everything() -> None:
     assert settings.deterministic_algorithms and not settings.warn_only
     assert settings.cudnn_deterministic and not settings.cudnn_benchmark
     assert settings.cublas_workspace == ":4096:8" == os.environ[CUBLAS_WORKSPACE]
+    assert settings.notes == ()
     assert torch.are_deterministic_algorithms_enabled()
     assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.benchmark
     off = use_deterministic(False)
     assert not off.deterministic_algorithms and not off.cudnn_deterministic
     assert not off.cudnn_benchmark
+
+
+def test_off_leaves_the_workspace_unset() -> None:
+    os.environ.pop(CUBLAS_WORKSPACE, None)
+    assert use_deterministic(False).cublas_workspace == ""
+    assert CUBLAS_WORKSPACE not in os.environ
+
+
+@pytest.mark.parametrize("kind", ["cuda", "mps"])
+def test_the_state_of_an_accelerator_is_kept_too(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stand-in for the accelerator's generator; the real one is tested on a GPU."""
+    room, asked = getattr(torch, kind), []
+    kept = torch.arange(16, dtype=torch.uint8)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: kind == "cuda")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: kind == "mps")
+    monkeypatch.setattr(room, "get_rng_state", lambda *device: asked.append(device) or kept)
+    monkeypatch.setattr(room, "set_rng_state", lambda state, *device: asked.append((state, device)))
+    state = capture_rng(f"{kind}:0")
+    assert state["device_type"] == kind and torch.equal(state["torch_device"], kept)
+    restore_rng(state)
+    restore_rng(state, f"{kind}:0")
+    if kind == "cuda":
+        assert asked[0] == (torch.device("cuda:0"),)
+        assert [entry[1] for entry in asked[1:]] == [
+            (torch.device("cuda"),),
+            (torch.device("cuda:0"),),
+        ]
+    assert all(torch.equal(entry[0], kept) for entry in asked[1:]) and len(asked) == 3
 
 
 def test_a_workspace_set_at_launch_is_kept_and_judged() -> None:
@@ -160,6 +191,10 @@ def test_the_context_puts_the_settings_back() -> None:
         raise KeyError
     assert determinism_settings() == before
     assert CUBLAS_WORKSPACE not in os.environ
+    os.environ[CUBLAS_WORKSPACE] = ":16:8"
+    with deterministic():
+        os.environ[CUBLAS_WORKSPACE] = ":0:0"
+    assert os.environ.pop(CUBLAS_WORKSPACE) == ":16:8"
     with deterministic(False):
         assert not torch.are_deterministic_algorithms_enabled()
     assert determinism_settings() == before

@@ -195,9 +195,7 @@ def preserved_rng(device: torch.device | str = "cpu") -> Iterator[None]:
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    return value.item() if isinstance(value, np.generic) else value
+    return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def _bytes(state: torch.Tensor) -> torch.Tensor:
