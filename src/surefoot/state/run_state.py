@@ -98,7 +98,7 @@ class Best:
         self.value, self.step = state["value"], state["step"]
 
 
-@dataclass
+@dataclass(frozen=True)
 class RunState:
     """Every living part of a run that a checkpoint keeps. One field, one entry; no other state."""
 
