@@ -139,6 +139,15 @@ def test_logits_have_one_row_a_place(build):
 
 
 @styles
+def test_shapes_on_the_way(build):
+    model, shapes = build(), []
+    for part in (model.token_embedding, model.blocks[0], model.blocks[1], model.norm):
+        part.register_forward_hook(lambda module, inputs, output: shapes.append(list(output.shape)))
+    model(tokens(3, 7))
+    assert shapes == [[3, 7, 16]] * 4
+
+
+@styles
 def test_no_place_sees_what_comes_after_it(build):
     model = randomised(build())
     ids = tokens(2, 12)
