@@ -15,6 +15,7 @@ from array import array
 from collections import Counter
 from hashlib import blake2b
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -112,6 +113,14 @@ def test_floats_come_back_bit_for_bit(path: Path) -> None:
         log.append(report(count, loss=value))
     log.close()
     assert [str(row["loss"]) for row in rows(path)] == [repr(value) for value in values]
+
+
+def test_any_mapping_and_any_name_can_be_written(path: Path) -> None:
+    log = MetricsLog(path)
+    log.append(report(1, lr=MappingProxyType({'größe "a"': 0.5}), terms=MappingProxyType({})))
+    log.close()
+    (row,) = rows(path)
+    assert (row["lr"], row["terms"]) == ({'größe "a"': 0.5}, {})
 
 
 def test_deterministic_columns_are_equal_where_only_times_differ(path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -109,7 +110,8 @@ def test_the_record_names_everything_and_is_strict_json(project: Path, tmp_path:
     assert read["seed"] == 7
     assert read["data"] == {"digits": {"fingerprint": "f00"}}
     assert read["extra"] == {"device": "cpu", "best": "Infinity"}
-    assert read["packages"]["torch"] == torch.__version__
+    assert read["torch"]["version"] == torch.__version__
+    assert read["packages"]["torch"] == metadata.version("torch")
     assert read["python"]["version"] == ".".join(map(str, sys.version_info[:3]))
     assert read["command_line"]
     assert read["hardware"]["cpu"]["usable_cores"] >= 1

@@ -151,8 +151,9 @@ def best_metric(path: Path, set_name: str | None, metric: str, direction: str) -
 
 
 def _deciding_metric(record_path: Path) -> tuple[str | None, str, str]:
-    """Set, metric and direction from the record: `extra.deciding_metric` with the keys `set` (may be
-    left out), `name` and `direction`."""
+    """Set, metric and direction: the keys `set` (may be missing), `name` and `direction` of the
+    record's `extra.deciding_metric`.
+    """
     try:
         extra = json.loads(record_path.read_text("utf-8")).get("extra", {})
         fields = extra.get("deciding_metric", {})
