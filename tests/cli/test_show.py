@@ -41,6 +41,8 @@ def test_config_shows_each_value_with_its_origin(recipe: str, capsys: Capture) -
     assert "micro_batch: 2  # tiny.yaml:" in text
     assert "seed: 0  # default" in text
     assert facts["config"]["optimizer"]["lr"] == 0.5
+    assert facts["config"]["train"]["clip_norm"] == 1.0
+    assert facts["config"]["optimizer"]["betas"] == [0.9, 0.95]
     assert facts["origins"]["optimizer.lr"] == "override"
 
 

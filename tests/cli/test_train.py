@@ -130,3 +130,21 @@ def test_a_change_that_matters_is_refused_unless_accepted(
     err = capsys.readouterr().err
     assert "optimizer.lr" in err
     assert "--accept-change" in err
+
+
+def test_a_cooldown_can_be_decided_on_a_resume(recipe: str, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    stable = ["--set", "schedule.kind=wsd", "--set", "schedule.warmup=2"]
+    assert train(recipe, "--runs", str(runs), *stable) == EXIT_DONE
+    (folder,) = runs.iterdir()
+    decided = [
+        *("--set", "train.horizon=30 steps"),
+        *("--set", "schedule.cooldown=10 steps"),
+    ]
+    assert train("--resume", str(folder), *decided) == EXIT_DONE
+    rates = [row["lr"]["decay"] for row in step_rows(folder)]
+    assert rates[2:20] == [0.01] * 18
+    assert rates[20:] == pytest.approx([0.01 * (10 - n) / 10 for n in range(10)])
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    (resumed,) = [event for event in events if event["kind"] == "resume"]
+    assert "schedule.cooldown" in json.dumps(resumed)
