@@ -116,7 +116,7 @@ class Assembly:
 
     def evaluate_one_batch(self) -> dict[str, float]:
         """The metrics of the first batch of each set, as SET/METRIC; tells nobody."""
-        found = {}
+        found: dict[str, float] = {}
         for name, loader in self.eval_loaders.items():
             trainable = self.trainable
             with closing(loader.iterate_once()) as micro_batches:
@@ -449,9 +449,9 @@ def _every(count: Count, assembly: Assembly) -> Every:
             return Every(count.value, Unit.TOKENS)
         case Seconds():
             return Every(count.value, Unit.SECONDS)
-        case Epochs() if isinstance(assembly.plan, StreamPlan):
-            return Every(count.value, Unit.EPOCHS)
         case Epochs():
+            if isinstance(assembly.plan, StreamPlan):
+                return Every(count.value, Unit.EPOCHS)
             return Every(count.value * assembly.plan.samples_per_epoch, Unit.SAMPLES)
         case Flops():
             updates = updates_in(count, assembly.pace)

@@ -84,6 +84,6 @@ def accept_differences(
             + "\n  - ".join(refused),
             where="the configuration of the run",
             rule="a resumed run is the same run",
-            remedy="leave them as they were, name each with --accept-change FIELD, or start a new run",
+            remedy="leave them, name each with --accept-change FIELD, or start a new run",
         )
     return changes

@@ -1,4 +1,4 @@
-"""One run in its folder: start or resume, train, save, record, end. Chooses no part of the training.
+"""One run in its folder: start or resume, train, save, record, end. It chooses no part of a run.
 
 Whatever happens, the folder says so: a failure leaves its traceback, a stop its checkpoint.
 """

@@ -1,4 +1,4 @@
-"""One readable update for people who keep their own loop. It fetches no data and writes no folder."""
+"""One readable update for people who keep their own loop. It fetches no data, writes no folder."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from surefoot.trainer import as_task
 class TrainStep:
     """Makes updates: call it with the micro-batches of one window.
 
-    `step(batch)` is one update of one batch; `step(first, second, third)` one update of three, whose
-    gradient is that of their union however unequal they are. Batches come from the CPU: their weights
-    are counted there, before they are moved.
+    `step(batch)` is one update of one batch; `step(first, second, third)` one update of three,
+    whose gradient is that of their union however unequal they are. Batches come from the CPU:
+    their weights are counted there, before they are moved.
 
     The host runs one update ahead of the device, so a call returns the report of the update
     *before*; `settle()` waits for the last one.
@@ -35,7 +35,7 @@ class TrainStep:
     Args:
         model: any module; it is moved to the device. What has `requires_grad` is trained.
         task: one of `surefoot.tasks`, or a plain `loss(model, batch) -> sum` over its samples.
-        settings: the sections `train` (of which `horizon` and `clip_norm` matter here), `optimizer`,
+        settings: the sections `train` (`horizon` and `clip_norm` matter here), `optimizer`,
             `schedule`, `precision`, `guard`, `ema`, `device`.
         observers: receive every report.
 

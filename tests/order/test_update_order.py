@@ -180,7 +180,7 @@ def test_what_each_part_sees() -> None:
     assert [gradient is None for (gradient,) in by_name["forward"]] == [True, False] * NUM_UPDATES
     reports = by_name["report"]
     # The norm is of unscaled, unclipped gradients; the step sees clipped ones.
-    for ((measured,),), (_, gradient), (step, _, norm, clipped) in zip(
+    for ((measured,),), (_, gradient), (_, _, norm, clipped) in zip(
         by_name["norm"], by_name["step"], reports, strict=True
     ):
         assert float(torch.tensor(measured).norm()) == pytest.approx(norm, rel=1e-6)

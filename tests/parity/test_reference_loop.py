@@ -131,7 +131,7 @@ def test_weights_after_fifty_updates_are_bit_equal(
             "train": {"horizon": f"{NUM_UPDATES} steps", "clip_norm": MAX_NORM},
         },
     )
-    reports = [step(*window) for window in windows][1:] + [step.settle()]
+    reports = [*[step(*window) for window in windows][1:], step.settle()]
     assert [report.loss for report in reports if report] == losses
     assert [report.grad_norm for report in reports if report] == norms
     assert any(norm > MAX_NORM for norm in norms), "clipping was at work"

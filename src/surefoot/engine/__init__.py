@@ -1,1 +1,1 @@
-"""The update, the window, evaluation, the guard and the loop: everything that happens while training."""
+"""The update, the window, evaluation, the guard and the loop: all that happens in training."""

@@ -81,7 +81,8 @@ class Guard:
         return NonFiniteError(
             f"update {report.step} is not finite: loss {report.loss}, gradient norm "
             f"{report.grad_norm}; {weights}",
-            where=f"window {report.window}, epoch {report.epoch}, samples {_few(report.sample_ids)}",
+            where=f"window {report.window}, epoch {report.epoch}, "
+            f"samples {_few(report.sample_ids)}",
             rule=(
                 f"the skip budget of {self.skip_budget} is spent"
                 if spent

@@ -17,6 +17,7 @@ from surefoot.engine.passes import Pass
 from surefoot.engine.reporting import ReportLog
 from surefoot.engine.signals import Signals
 from surefoot.engine.window import Window
+from surefoot.numerics.clipping import gradients_of
 from surefoot.numerics.finite import both_finite
 from surefoot.numerics.loss_scaling import LossScale
 from surefoot.optim.update import UpdateOptimizer
@@ -74,7 +75,7 @@ class Update:
 
         # 3. Forward and backward of every micro-batch: gradients of sum / denominator add up.
         losses = parts.run_pass(window.micro_batches, denominators, parts.loss_scale)
-        gradients = [p.grad for p in parts.parameters if p.grad is not None]
+        gradients = gradients_of(parts.parameters)
 
         # 4. Gradients leave the loss scale before anybody measures them.
         loss_scale = parts.loss_scale.value

@@ -28,6 +28,11 @@ def identity(norm: Tensor) -> Tensor:
     return norm
 
 
+def gradients_of(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """The gradients that are there, in the order of the parameters."""
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
 def tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
     """L2 norm of each tensor.
 

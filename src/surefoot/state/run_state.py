@@ -18,7 +18,6 @@ from surefoot.data.sources.stream import StreamCursor
 from surefoot.numerics.determinism import capture_rng, restore_rng
 from surefoot.state.tree import Snapshot, join_tree, split_tree
 
-
 CURSOR_KINDS: Mapping[str, type[Cursor] | type[StreamCursor]] = {
     "Cursor": Cursor,
     "StreamCursor": StreamCursor,
