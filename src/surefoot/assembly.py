@@ -334,7 +334,7 @@ def compile_model(model: nn.Module, extent: Literal["off", "blocks", "whole"]) -
 def make_ledger(model: nn.Module, section: OptimizerSection) -> ParameterLedger:
     """The parameter groups that an optimizer section asks for."""
     overrides = [
-        GroupOverride(group.pattern, group.lr_multiplier, group.weight_decay)
+        GroupOverride(group.pattern, group.lr_multiplier, _decay_or_rule(group.weight_decay))
         for group in section.groups
     ]
     return ParameterLedger.build(
@@ -344,6 +344,10 @@ def make_ledger(model: nn.Module, section: OptimizerSection) -> ParameterLedger:
         decay_embeddings=section.decay_embeddings,
         overrides=overrides,
     )
+
+
+def _decay_or_rule(decay: float | str) -> float | Literal["as-optimizer"]:
+    return "as-optimizer" if isinstance(decay, str) else decay
 
 
 def make_loss_scale(settings: Settings, precision: Precision, device: torch.device) -> LossScale:

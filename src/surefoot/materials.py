@@ -95,7 +95,7 @@ def open_data(recipe: Recipe, cache_dir: Path | None = None) -> tuple[DataSplits
         case "text":
             text = open_text(
                 section.source,
-                path=None if section.path == "none" else section.path,
+                path=_path_or_none(section.path),
                 pattern=section.pattern,
                 encoding_errors=section.encoding_errors,
                 vocabulary_size=section.vocabulary_size,
@@ -281,6 +281,10 @@ def import_target(target: str, where: str) -> Any:
             )
         found = getattr(found, name)
     return found
+
+
+def _path_or_none(path: str) -> str | None:
+    return None if path == "none" else path
 
 
 def _tuples(value: Any) -> Any:

@@ -19,6 +19,7 @@ from surefoot.engine.window import Window
 from surefoot.state.run_state import Progress
 
 STEPS_PER_EPOCH = 5
+NEVER = AtEnd()
 
 
 class Recorder:
@@ -76,9 +77,7 @@ class Recorder:
     def on_event(self, event: Event) -> None:
         self.events.append((event.kind, event.step))
 
-    def run(
-        self, horizon: Horizon, evaluate: Cadence = AtEnd(), save: Cadence = AtEnd()
-    ) -> Outcome:
+    def run(self, horizon: Horizon, evaluate: Cadence = NEVER, save: Cadence = NEVER) -> Outcome:
         return Loop(
             LoopParts(
                 self.update,

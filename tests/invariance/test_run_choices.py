@@ -1,4 +1,4 @@
-"""How often one evaluates, logs and saves, and how data is fetched, changes not a bit of the weights."""
+"""How often one evaluates, logs and saves, and who fetches data, changes no bit of the weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLASSES = 3
 
 
 class NoisyPoints(Dataset[tuple[Tensor, int]]):
-    """Points whose noise is drawn anew each time: from torch, NumPy's and Python's global streams."""
+    """Points with noise that is drawn anew each time, from three global random streams."""
 
     def __len__(self) -> int:
         return NUM_SAMPLES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -47,7 +48,7 @@ def splits() -> list[list[list[int]]]:
         order = chooser.sample(range(NUM_SEQUENCES), NUM_SEQUENCES)
         cuts = sorted(chooser.sample(range(1, NUM_SEQUENCES), chooser.randint(1, 8)))
         borders = [0, *cuts, NUM_SEQUENCES]
-        ways.append([order[a:b] for a, b in zip(borders, borders[1:], strict=False)])
+        ways.append([order[a:b] for a, b in itertools.pairwise(borders)])
     return ways
 
 
