@@ -162,7 +162,7 @@ def resolve_architecture(recipe: Recipe, sizes: Mapping[str, int]) -> dict[str, 
             raise ModelError(
                 f"the data does not give '{name}'",
                 where=f"model.{name}",
-                rule=f"data of kind {recipe.data.kind} gives {', '.join(sorted(sizes)) or 'no size'}",
+                rule=f"{recipe.data.kind} data gives {', '.join(sorted(sizes)) or 'no size'}",
                 remedy=f"write a number at model.{name}",
             )
         fields[name] = sizes[name]
