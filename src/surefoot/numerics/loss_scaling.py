@@ -42,10 +42,14 @@ class LossScale(Protocol):
 
 
 class NoLossScale:
-    """For fp32, TF32 and bf16: their exponent range needs no scaling."""
+    """For fp32, TF32 and bf16: their exponent range needs no scaling.
 
-    def __init__(self) -> None:
-        self._one = torch.ones(())
+    Args:
+        device: where the losses are; `value` lies there.
+    """
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self._one = torch.ones((), device=device)
 
     @property
     def value(self) -> Tensor:
