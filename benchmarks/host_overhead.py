@@ -1,9 +1,10 @@
 """Host time of one update of `Trainer` over a bare loop, for a model that leaves the device idle.
 
 Both train the same small MLP on the same tensors with the same fused optimizer (matrices decay,
-biases do not), clipping and schedule. Ours does it with everything on: metrics log, events, guard, record, console. Repetitions
-of the two alternate, and the best of each counts: what is slower is the neighbours' doing. The
-processor time of the process stands beside the wall time, which another process can stretch.
+biases do not), clipping and schedule. Ours does it with everything on: metrics log, events, guard,
+record, console. Repetitions of the two alternate, and the best of each counts: what is slower is
+the neighbours' doing. The processor time of the process stands beside the wall time, which another
+process can stretch.
 
     python benchmarks/host_overhead.py [--device cuda] [--updates 2000] [--repetitions 7]
 """
