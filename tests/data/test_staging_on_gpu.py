@@ -45,8 +45,39 @@ def test_values_arrive_while_the_device_is_busy(workers: int, pin_memory: Any) -
         assert torch.stack(sums).tolist() == expected
 
 
+@pytest.mark.parametrize("columns", [4, 1 << 18])
+def test_a_late_copy_is_waited_for_and_an_early_use_is_not(columns: int) -> None:
+    rows = torch.arange(1.0, 9.0)[:, None].expand(8, columns).contiguous()
+    loader = Loader(ArraySource(rows), BatchPlan(8, 2, seed=1), weight=count, device="cuda")
+    assert loader._stage is not None
+    batches = loader.iterate()
+    next(batches)
+    with torch.cuda.stream(loader._stage._stream):
+        torch.cuda._sleep(200_000_000)
+    # This batch was sent before the delay, the next one behind it.
+    next(batches)
+    batch = next(batches)
+    assert batch.data.double().mean(dim=1).tolist() == [index + 1 for index in batch.ids]
+
+
+def test_small_batches_do_not_wait_for_the_device() -> None:
+    source = ArraySource(torch.arange(64.0)[:, None].expand(64, 16).contiguous())
+    batches = Loader(source, BatchPlan(64, 4, seed=1), weight=count, device="cuda").iterate()
+    next(batches)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)
+    done = torch.cuda.Event()
+    done.record()
+    found = [next(batches) for _ in range(32)]
+    assert not done.query(), "the host went ahead while the device was busy"
+    for batch in found:
+        assert batch.data[:, 0].tolist() == list(batch.ids)
+
+
 def test_copies_run_on_their_own_stream_from_pinned_memory() -> None:
-    loader = Loader(ArraySource(torch.ones(8, 4)), BatchPlan(8, 2), weight=count, device="cuda")
+    loader = Loader(
+        ArraySource(torch.ones(8, 1 << 18)), BatchPlan(8, 2), weight=count, device="cuda"
+    )
     assert loader._stage is not None
     assert loader._stage._stream != torch.cuda.current_stream()
     next(loader.iterate())
@@ -69,9 +100,10 @@ class Encoding(UserDict[str, torch.Tensor]):
         return Encoding({key: value.to(device) for key, value in self.data.items()})
 
 
-def test_every_container_arrives() -> None:
+@pytest.mark.parametrize("columns", [4, 1 << 18])
+def test_every_container_arrives(columns: int) -> None:
     def collate(samples: list[int]) -> dict[str, Any]:
-        tensor = torch.tensor(samples)
+        tensor = torch.tensor(samples)[:, None].expand(2, columns).contiguous()
         return {"graph": Graph(tensor), "encoding": Encoding({"x": tensor}), "list": [tensor, "s"]}
 
     source = DatasetSource(list(range(8)), collate=collate, is_random=False)
@@ -80,7 +112,7 @@ def test_every_container_arrives() -> None:
         wanted = [2 * index, 2 * index + 1]
         data = batch.data
         for tensor in (data["graph"].tensor, data["encoding"]["x"], data["list"][0]):
-            assert tensor.is_cuda and tensor.tolist() == wanted
+            assert tensor.is_cuda and tensor[:, -1].tolist() == wanted
         assert data["list"][1] == "s"
 
 

@@ -174,7 +174,7 @@ class Loader:
     ) -> Generator[MicroBatch, None, None]:
         with closing(batches):
             for batch in batches:
-                yield _with_data(batch, move_to(batch.data, self.device))
+                yield batch.with_data(move_to(batch.data, self.device))
 
 
 def position_of(cursor: AnyCursor) -> Cursor:
@@ -243,17 +243,4 @@ def _micro_batch(planned: PlannedBatch, data: Any, weights: dict[str, float]) ->
         planned.ends_window,
         planned.ends_epoch,
         planned.epoch,
-    )
-
-
-def _with_data(batch: MicroBatch, data: Any) -> MicroBatch:
-    return MicroBatch(
-        data,
-        batch.weights,
-        batch.samples,
-        batch.ids,
-        batch.cursor_after,
-        batch.ends_window,
-        batch.ends_epoch,
-        batch.epoch,
     )

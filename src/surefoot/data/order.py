@@ -349,5 +349,4 @@ class _Order:
                 else positions
             )
             self._start, offset = start, 0
-        # A copy: whoever reads a batch may do with its indices what they like.
-        return self._block[offset : offset + stop - start].copy()
+        return self._block[offset : offset + stop - start]
