@@ -13,7 +13,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,15 @@ import psutil
 import pytest
 import torch
 
+import surefoot
 from surefoot.core.errors import DataError, LoaderStuckError, RequestError
 from surefoot.data.loader import Loader, LoaderSettings
 from surefoot.data.order import BatchPlan
 from surefoot.data.sources.arrays import ArraySource
 from surefoot.data.sources.datasets import DatasetSource
 
-SOURCE = Path(__file__).parents[2] / "src"
+Script = Callable[[str], subprocess.Popen[str]]
+SOURCE = Path(surefoot.__file__).parents[1]
 
 
 class Acting:
@@ -230,16 +232,29 @@ PRELUDE = """
 """
 
 
-def run_script(body: str, **options: Any) -> subprocess.Popen[str]:
-    script = textwrap.dedent(PRELUDE) + textwrap.dedent(body)
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", script],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(SOURCE)},
-        **options,
-    )
+@pytest.fixture
+def run_script() -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+    """Starts scripts, each in a process group of its own that does not outlive the test."""
+    running: list[subprocess.Popen[str]] = []
+
+    def run(body: str) -> subprocess.Popen[str]:
+        script = textwrap.dedent(PRELUDE) + textwrap.dedent(body)
+        process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", script],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(SOURCE)},
+            start_new_session=True,
+        )
+        running.append(process)
+        return process
+
+    yield run
+    for process in running:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 def gone(pids: list[int], seconds: float = 20.0) -> bool:
@@ -264,6 +279,8 @@ def started(process: subprocess.Popen[str]) -> list[int]:
 
 
 LOOP = """
+    # A test run in the background inherits that Ctrl-C is ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     loader = make(deadline_seconds=60.0)
     batches = loader.iterate()
     next(batches)
@@ -273,8 +290,8 @@ LOOP = """
 """
 
 
-def test_ctrl_c_for_the_whole_group_ends_quietly() -> None:
-    process = run_script(LOOP, start_new_session=True)
+def test_ctrl_c_for_the_whole_group_ends_quietly(run_script: Script) -> None:
+    process = run_script(LOOP)
     pids = started(process)
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
@@ -284,15 +301,15 @@ def test_ctrl_c_for_the_whole_group_ends_quietly() -> None:
     assert errors.count("Traceback") == 1 and "KeyboardInterrupt" in errors
 
 
-def test_workers_end_when_the_training_is_killed() -> None:
-    process = run_script(LOOP, start_new_session=True)
+def test_workers_end_when_the_training_is_killed(run_script: Script) -> None:
+    process = run_script(LOOP)
     pids = started(process)
     process.kill()
     process.communicate(timeout=60)
     assert gone(pids)
 
 
-def test_an_exit_with_stopped_workers_does_not_hang() -> None:
+def test_an_exit_with_stopped_workers_does_not_hang(run_script: Script) -> None:
     process = run_script("""
         loader = make()
         list(loader.iterate_once())
@@ -306,7 +323,7 @@ def test_an_exit_with_stopped_workers_does_not_hang() -> None:
     assert gone(pids)
 
 
-def test_two_loaders_end_with_their_training() -> None:
+def test_two_loaders_end_with_their_training(run_script: Script) -> None:
     process = run_script(
         """
         first, second = make(), make()
@@ -315,7 +332,6 @@ def test_two_loaders_end_with_their_training() -> None:
         print(*first._pool.pids, *second._pool.pids, flush=True)
         time.sleep(600)
     """,
-        start_new_session=True,
     )
     pids = started(process)
     assert len(pids) == 4
