@@ -17,11 +17,12 @@ WEIGHTS = torch.tensor([0.5, 2.0, 1.25])
 
 
 def test_accuracies_are_counts():
-    sums = ClassificationTask(3, top_k=(2, 3)).metric_sums(MODEL, BATCH)
+    sums = ClassificationTask(3, top_k=(1, 2, 3)).metric_sums(MODEL, BATCH)
     assert sums["accuracy"] == (2, 3)
+    assert sums["top_1_accuracy"] == (2, 3)
     assert sums["top_2_accuracy"] == (3, 3)
     assert sums["top_3_accuracy"] == (3, 3)
-    assert set(sums) == {"loss", "accuracy", "top_2_accuracy", "top_3_accuracy"}
+    assert set(sums) == {"loss", "accuracy", *(f"top_{k}_accuracy" for k in (1, 2, 3))}
 
 
 def test_the_weight_counts_items():

@@ -79,6 +79,10 @@ def test_without_labels_pads_and_first_tokens_of_documents_do_not_count():
     assert tokens_and_labels(both)[1].tolist() == [[1, 2, -100, -100], [5, 6, 7, 0]]
     assert TASK.weight(both) == 4
     assert tokens_and_labels({**both, "labels": IDS})[1] is IDS
+    assert tokens_and_labels({"input_ids": IDS, "document_ids": documents})[1].tolist() == [
+        [1, 2, -100, 4],
+        [5, 6, 7, 0],
+    ]
 
 
 def test_padding_changes_neither_weight_nor_loss():
@@ -101,10 +105,10 @@ def test_bits_per_byte_do_not_depend_on_the_tokenizer():
     lengths = torch.tensor([9, 9, 1, 2, 3, 9, 1, 4])
     task = GenerationTask(8, bytes_per_token=lengths)
     labels = IDS.clone()
-    labels[1, 3] = -100
+    labels[1, 2] = -100
     batch = {"input_ids": IDS, "labels": labels}
     bits, num_bytes = task.metric_sums(Oracle(0), batch)["bits_per_byte"]
-    assert num_bytes == 1 + 2 + 3 + 1 + 4
+    assert num_bytes == 1 + 2 + 3 + 1 + 9
     assert bits.item() == pytest.approx(5 * 50.0 / math.log(2))
     assert "bits_per_byte" not in TASK.metric_sums(Oracle(0), batch)
     with pytest.raises(ModelError, match=r"shape \[8\]"):
@@ -137,8 +141,14 @@ def test_labels_that_are_shifted_already_are_refused():
         TASK.weight({"input_ids": IDS, "labels": shifted})
     with pytest.raises(DataError, match="shifted already"):
         TASK.weight((IDS[:, :-1], IDS[:, 1:]))
+    holes = shifted.clone()
+    holes[:, 1] = -100
+    with pytest.raises(DataError, match="shifted already"):
+        TASK.weight({"input_ids": IDS, "labels": holes})
     same = torch.full((2, 4), 3)
-    assert TASK.weight({"input_ids": same, "labels": same}) == 6
+    labels = same.clone()
+    labels[0, 1] = -100
+    assert TASK.weight({"input_ids": same, "labels": labels}) == 5
     masked = torch.full_like(IDS, -100)
     assert TASK.weight({"input_ids": IDS, "labels": masked}) == 0
     assert TASK.weight({"input_ids": IDS[:, :1], "labels": IDS[:, :1]}) == 0

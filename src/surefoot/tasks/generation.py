@@ -173,8 +173,6 @@ def _first(batch: Any) -> Any:
 
 def _check_not_shifted(input_ids: Tensor, labels: Tensor) -> None:
     """Refuses labels that equal the next token everywhere and the own token not everywhere."""
-    if input_ids.shape[1] < 2:
-        return
     counted = labels[:, :-1] != IGNORE_INDEX
     is_next = ((labels[:, :-1] == input_ids[:, 1:]) | ~counted).all()
     is_own = ((labels == input_ids) | (labels == IGNORE_INDEX)).all()
