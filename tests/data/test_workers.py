@@ -14,6 +14,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,14 @@ def test_close_ends_stopped_workers() -> None:
     # And the loader can be used again.
     assert len(list(loader.iterate_once())) == 6
     loader.close()
+
+
+def test_idle_workers_end_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = loader_of(lambda: None)
+    list(loader.iterate_once())
+    monkeypatch.setattr(BaseProcess, "kill", None)
+    loader.close()
+    assert processes() == []
 
 
 def test_workers_do_not_mind_ctrl_c() -> None:

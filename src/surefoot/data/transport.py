@@ -10,6 +10,7 @@ Pickle is used between these two processes only; nothing it writes is stored.
 from __future__ import annotations
 
 import array
+import contextlib
 import io
 import mmap
 import os
@@ -98,6 +99,13 @@ class Channel:
         return self._socket.fileno()
 
     def close(self) -> None:
+        """Give up this end; copies of it in other processes keep the connection alive."""
+        self._socket.close()
+
+    def hang_up(self) -> None:
+        """End the connection for everybody, then close."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def send(self, value: Any, timeout_seconds: float | None = None) -> None:

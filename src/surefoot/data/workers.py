@@ -43,7 +43,6 @@ _GRACE_SECONDS = 1.0
 _SLICE_SECONDS = 1.0
 _ORPHAN_CHECK_SECONDS = 5.0
 
-_parent_ends: weakref.WeakSet[Channel] = weakref.WeakSet()
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 
 
@@ -136,7 +135,8 @@ class WorkerPool:
     def close(self) -> None:
         """End all workers; none is left when it returns, whatever state they are in."""
         for worker in self._workers:
-            worker.channel.close()
+            # Later workers hold copies of this end: closing it alone would end nothing.
+            worker.channel.hang_up()
         limit = time.monotonic() + _GRACE_SECONDS
         for worker in self._workers:
             worker.process.join(max(0.0, limit - time.monotonic()))
@@ -150,10 +150,9 @@ class WorkerPool:
     def _start(self, worker_id: int, fetch: Fetch) -> None:
         context: Any = multiprocessing.get_context(self.method)
         ours, theirs = Channel.pair()
-        _parent_ends.add(ours)
         process = context.Process(
             target=_serve,
-            args=(theirs, fetch, worker_id, self.method == "fork"),
+            args=(theirs, fetch, worker_id),
             name=f"surefoot-data-{worker_id}",
             daemon=True,
         )
@@ -265,18 +264,13 @@ def _quiet_start() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(channel: Channel, fetch: Fetch, worker_id: int, forked: bool) -> None:
+def _serve(channel: Channel, fetch: Fetch, worker_id: int) -> None:
     """Body of a worker process."""
     # Ctrl-C reaches the whole group: the training decides, and ends its workers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-    if forked:
-        # An inherited copy of another worker's parent end would keep that worker alive when the
-        # training dies.
-        for end in list(_parent_ends):
-            end.close()
     torch.set_num_threads(1)
     parent = os.getppid()
     try:
@@ -294,6 +288,7 @@ def _serve(channel: Channel, fetch: Fetch, worker_id: int, forked: bool) -> None
 def _next_task(channel: Channel, parent: int) -> Any:
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)
+    # When the training dies, another worker may still hold a copy of its end.
     while not poll.poll(_ORPHAN_CHECK_SECONDS * 1000):
         if os.getppid() != parent:
             return None
