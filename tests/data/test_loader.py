@@ -199,6 +199,22 @@ def test_a_rank_that_ran_out_gets_a_batch_without_weight() -> None:
     assert batch.cursor_after == first.cursor_after
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("width", [5, 4_000])
+def test_memory_is_aligned_wherever_it_comes_from(workers: int, width: int) -> None:
+    # Matrix libraries may give other last bits where it is not.
+    def collate(samples: list[int]) -> dict[str, Any]:
+        memory = np.zeros(len(samples) * width + 1, dtype=np.float32)
+        return {"odd": torch.from_numpy(memory[1:]), "even": torch.ones(width), "text": "x"}
+
+    source = DatasetSource([0] * NUM_SAMPLES, collate=collate, is_random=False)
+    settings = LoaderSettings(workers=workers)
+    with Loader(source, plan(), weight=lambda batch: 1.0, settings=settings) as loader:
+        for batch in loader.iterate_once():
+            assert batch.data["odd"].data_ptr() % 64 == 0
+            assert batch.data["even"].data_ptr() % 64 == 0
+
+
 def test_weights_by_term_are_kept() -> None:
     loader = Loader(arrays(), plan(), weight=lambda batch: {"a": 2, "b": 0.5})
     assert next(loader.iterate()).weights == {"a": 2.0, "b": 0.5}

@@ -143,7 +143,7 @@ def test_the_state_is_a_copy() -> None:
             self.state["position"] = self.position
             return self.state
 
-    batches = itertools.islice(loader_of(Shared()).iterate(), 3)
+    batches = list(itertools.islice(loader_of(Shared()).iterate(), 3))
     assert [batch.cursor_after.as_json()["state"]["position"] for batch in batches] == [3, 6, 9]
 
 

@@ -94,7 +94,7 @@ def test_the_tokenizer_sees_no_validation_text(corpus: Path, tmp_path: Path) -> 
             train_names.append(document.name)
         (other / document.name).write_text(text, encoding="utf-8")
     assert changed == held_out > 0 and train_names
-    assert opened(other, tmp_path / "cache").tokenizer.definition == data.tokenizer.definition
+    assert opened(other, tmp_path / "new").tokenizer.definition == data.tokenizer.definition
 
 
 def test_the_second_time_nothing_is_made(
@@ -113,6 +113,14 @@ def test_the_second_time_nothing_is_made(
     longer = opened(corpus, tmp_path, sequence_length=32)
     assert longer.splits.train.fingerprint() != first.splits.train.fingerprint()
     assert sorted(path.name for path in tmp_path.iterdir()) == entries
+
+
+def test_another_vocabulary_is_another_tokenizer(corpus: Path, tmp_path: Path) -> None:
+    sizes = [
+        opened(corpus, tmp_path, vocabulary_size=size).tokenizer.vocabulary_size
+        for size in (300, 260, 300)
+    ]
+    assert sizes[1] == 260 and sizes[0] == sizes[2] > 260
 
 
 def test_changed_text_is_new_data(corpus: Path, tmp_path: Path) -> None:

@@ -154,6 +154,11 @@ def _like(original: Mapping[Any, Any], mapped: dict[Any, Any]) -> Any:
     return clone
 
 
+def is_aligned(tensor: torch.Tensor) -> bool:
+    """Whether a strided tensor's memory begins on a border of 64 bytes."""
+    return tensor.data_ptr() % 64 == 0
+
+
 def describe(data: Any) -> str:
     """Shapes and types of a batch or sample, in one short line for messages."""
     if isinstance(data, torch.Tensor):

@@ -24,6 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from surefoot.data.batch import is_aligned
+
 _HEADER = struct.Struct("<QQI")
 _ALIGNMENT = 64
 # Buffers below this total travel in the message itself.
@@ -61,7 +63,9 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def _rebuild(buffer: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).view(shape)
+    tensor = torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).view(shape)
+    # Shared memory is aligned as torch's own is; what came within the message need not be.
+    return tensor if is_aligned(tensor) else tensor.clone()
 
 
 def _shared_memory(size: int) -> int:

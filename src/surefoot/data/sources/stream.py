@@ -17,7 +17,7 @@ from torch.utils.data import default_collate
 from surefoot.core.errors import DataError, RequestError, SurefootError
 from surefoot.data.augment import preserved_cpu_rng, seed_for_sample
 from surefoot.data.batch import MicroBatch
-from surefoot.data.fetch import WeightFunction, checked_weights, collated
+from surefoot.data.fetch import WeightFunction, aligned, checked_weights, collated
 from surefoot.data.order import START, Cursor
 
 
@@ -207,7 +207,7 @@ class _Reader:
             after = StreamCursor(epoch + 1, 0, self._state(epoch, position))
         ids = list(range(first, position))
         seed_for_sample(self._plan.seed, epoch, first)
-        data = collated(self._source, samples, ids)
+        data = aligned(collated(self._source, samples, ids))
         weights = checked_weights(self._weight, data, self._source, ids)
         ends_epoch = following is None
         batch = MicroBatch(
