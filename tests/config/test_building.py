@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from config.recipes_for_tests import GPT, changed
-from surefoot.config import resolve_recipe
+from surefoot.config import Settings, resolve_recipe
 from surefoot.config.building import make_schedule
+from surefoot.config.sections import TrainSection, WarmupLinearSection
 from surefoot.core.counting import Pace
 from surefoot.core.errors import RequestError
 from surefoot.core.schedules import (
@@ -25,6 +26,7 @@ from surefoot.core.schedules import (
     WarmupLinear,
     WarmupStableDecay,
 )
+from surefoot.core.units import Seconds, Steps
 
 # 1000 samples of 63 tokens, 4 an update: 250 updates an epoch, 252 tokens an update.
 PACE = Pace(samples_per_update=4, num_samples=1000, tokens_per_sample=63)
@@ -127,6 +129,15 @@ def test_a_cooldown_decided_on_resume_keeps_the_past() -> None:
     assert [old(n) for n in range(101)] == [new(n) for n in range(101)]
     assert new(125) == 0.5
     assert new(150) == 0.0
+
+
+def test_settings_made_by_hand_are_refused_too() -> None:
+    settings = Settings(
+        train=TrainSection(horizon=Seconds(60), micro_batch=4),
+        schedule=WarmupLinearSection(kind="warmup_linear", warmup=Steps(5)),
+    )
+    with pytest.raises(RequestError, match="end of the run is not known in updates"):
+        make_schedule(settings, PACE)
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,8 @@ def test_an_unknown_key_inside_a_list() -> None:
         ("schedule.floor", 1.5, "must be less than or equal to 1, not 1.5", ""),
         ("schedule.floor", -0.5, "must be greater than or equal to 0, not -0.5", ""),
         ("schedule.warmup", 1.5, "a share of the horizon lies in [0, 1), not 1.5", "100"),
+        ("schedule.warmup", 1.0, "a share of the horizon lies in [0, 1), not 1.0", "100"),
+        ("schedule.warmup", -0.1, "a share of the horizon lies in [0, 1), not -0.1", "100"),
         ("schedule.warmup", -5, "-5 has no unit", ""),
         ("schedule.warmup", "10 s", "not seconds", ""),
         ("schedule.total", "horzon", "'horzon' is no count, or 'horizon'", ""),
@@ -134,6 +136,18 @@ def test_wrong_values(path: str, value: Any, rule: str, remedy: str) -> None:
     assert where.startswith(path)
     assert rule in said
     assert remedy in advice
+
+
+@pytest.mark.parametrize("blocks", [[], [0], 0, [1, "2"], "2", None, True])
+def test_numbers_of_blocks(blocks: Any) -> None:
+    changes = {"model": {"kind": "resnet", "blocks_per_stage": blocks}}
+    rule, _ = refused(changes)["model.blocks_per_stage"]
+    assert "a whole number of at least 1, or a list of them" in rule
+
+
+def test_rules_are_checked_beside_sections_that_are_wrong() -> None:
+    found = refused({"train": {"horizon": "10 min", "micro_batch": 4}, "seed": "x", "zzz": 1})
+    assert set(found) == {"seed", "zzz", "schedule.total", "schedule.warmup"}
 
 
 @pytest.mark.parametrize(

@@ -245,6 +245,7 @@ def test_an_optional_section_needs_no_kind(recipe_file: Path) -> None:
         ("a..b=3", "", "'a..b=3' is no assignment"),
         ("train.horizon.x=3", "train.horizon.x", "train.horizon is no section of keys"),
         ("optimizer.groups.3.pattern=x", "optimizer.groups.3.pattern", "has no '3'"),
+        ("optimizer.groups.1.pattern=x", "optimizer.groups.1.pattern", "has no '1'"),
         ("optimizer.groups.x=1", "optimizer.groups.x", "is a list of 1"),
         ("seed=[1", "seed", "not YAML"),
         ("seed=!!int 3", "seed", "tag"),
@@ -257,6 +258,13 @@ def test_impossible_overrides(override: str, path: str, rule: str, recipe_file: 
     found = violations(caught.value)
     assert found[path][0] == "override"
     assert rule in found[path][1]
+
+
+def test_a_section_may_be_replaced_as_a_whole(recipe_file: Path) -> None:
+    resolved = load_recipe(recipe_file, ["optimizer={kind: adamw, eps: 1e-6}"])
+    assert resolved.recipe.optimizer == AdamWSection(eps=1e-6)
+    assert resolved.origins["optimizer.eps"] == "override"
+    assert resolved.origins["optimizer.lr"] == "default"
 
 
 # References
@@ -276,6 +284,17 @@ def test_a_value_may_refer_to_another(recipe_file: Path) -> None:
     assert recipe.name == "gpt-2x2"
     assert recipe.optimizer.groups[0].weight_decay == 1e-3
     assert recipe.train.micro_batch == 2
+
+
+def test_a_reference_to_a_section_follows_those_inside() -> None:
+    changes = {
+        "task": {"kind": "custom", "target": "a:b", "arguments": {"x": "${seed}", "y": [1]}},
+        "model": {"kind": "custom", "target": "a:c", "arguments": "${task.arguments}"},
+        "seed": 7,
+    }
+    recipe = resolve_recipe(changed(GPT, changes)).recipe
+    assert recipe.model.kind == "custom"
+    assert recipe.model.arguments == {"x": 7, "y": [1]}
 
 
 SECRET = "a-secret-of-the-environment"
@@ -413,8 +432,10 @@ def test_settings_are_a_mapping(wrong: Any) -> None:
 
 def test_given_settings_are_left_alone() -> None:
     recipe = changed(GPT, {"model.sequence_length": "${data.sequence_length}"})
+    recipe["optimizer"] = {"groups": [{"pattern": "a"}]}
     before = json.dumps(recipe)
-    resolve_recipe(recipe, ["train.micro_batch=2", "model.kind=mlp", "model.kind=gpt"])
+    overrides = ["train.micro_batch=2", "optimizer.groups.0.pattern=b"]
+    resolve_recipe(recipe, [*overrides, "model.kind=mlp", "model.kind=gpt"])
     assert json.dumps(recipe) == before
 
 

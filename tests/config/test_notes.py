@@ -43,6 +43,11 @@ def slugs(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, str]:
         ),
         (IMAGES, {"schedule": {"kind": "constant"}}, {}),
         (GPT, {"optimizer": SGD}, {"sgd-for-transformer": "optimizer.kind"}),
+        (
+            GPT,
+            {"optimizer": SGD, "schedule.warmup": 0},
+            {"sgd-for-transformer": "optimizer.kind"},
+        ),
         (GPT, {"optimizer": {"betas": [0.9, 0.999]}}, {}),
         (
             GPT,
@@ -74,6 +79,7 @@ def slugs(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, str]:
         (IMAGES, {"schedule.warmup": 0}, {}),
         (GPT, {"optimizer": {"lr": 0.02}}, {"unusual-peak-rate": "optimizer.lr"}),
         (GPT, {"optimizer": {"lr": 0.01}}, {}),
+        (GPT, {"optimizer": {"lr": 1e-5}}, {}),
         (GPT, {"optimizer": {"lr": 5e-6}}, {"unusual-peak-rate": "optimizer.lr"}),
         (
             GPT,
@@ -103,6 +109,14 @@ def test_advice_has_a_place_and_a_fix(tmp_path: Path) -> None:
         "key": "optimizer.kind",
         "source": "arXiv:1912.03194",
     }
+
+
+def test_advice_says_what_to_write() -> None:
+    recipe = changed(GPT, {"model.embedding_dim": 36, "optimizer": {"betas": [0.9, 0.9995]}})
+    second_moment, dim = notes(resolve_recipe(recipe))
+    assert "over 2,000 updates" in second_moment.message
+    assert dim.fix == "use 40"
+    assert dim.evidence == {"key": "model.embedding_dim", "dim": 36}
 
 
 def test_advice_on_an_override_has_no_line() -> None:

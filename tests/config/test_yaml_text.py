@@ -141,6 +141,15 @@ def test_the_line_of_a_repeated_key_is_named() -> None:
         read_yaml("a: 1\nb: 2\na: 3", "a.yaml")
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("a: 1\nb: [1, 2\nc: 3\n", 3), ("a: 1\nb: {x: 1}}\n", 2), ("a: 1\n\tb: 2\n", 2)],
+)
+def test_the_line_of_a_slip_is_named(text: str, line: int) -> None:
+    with pytest.raises(ConfigError, match=rf"\(a.yaml:{line}\): not YAML: .+"):
+        read_yaml(text, "a.yaml")
+
+
 def test_an_anchor_says_what_to_do_instead() -> None:
     with pytest.raises(ConfigError, match=r"a.yaml:2.*\$\{section.key\}"):
         read_yaml("b: 1\na: &x 3\n", "a.yaml")

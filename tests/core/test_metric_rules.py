@@ -52,6 +52,14 @@ def test_improvement(
     metric: float, best: float | None, direction: Any, min_delta: float, expected: bool
 ) -> None:
     assert is_improvement(metric, best, direction, min_delta) is expected
+    if not min_delta:
+        assert is_improvement(metric, best, direction) is expected
+
+
+def test_defaults() -> None:
+    assert Plateau("min") == Plateau("min", 0.1, 10, 0.0, 0, 0.0)
+    assert EarlyStopping("min", 3) == EarlyStopping("min", 3, 0.0)
+    assert decisions(Plateau("min", patience=1, floor=1.0), [1, 1]) == [1.0, 1.0]
 
 
 def test_plateau_drops_after_patience_bad_evaluations() -> None:

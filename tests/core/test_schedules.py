@@ -371,7 +371,24 @@ def test_transformers_inverse_sqrt_after_the_warmup(transformers_optimization: A
     assert [schedule(n) for n in range(20, 200)] == pytest.approx(rates[20:], rel=1e-12)
 
 
-# What cannot be
+# What can just be, and what cannot
+
+
+def test_the_smallest_and_flattest_schedules() -> None:
+    one_cycle = OneCycle(total=3, rise=2, initial_divisor=2, final_divisor=1)
+    assert [one_cycle(n) for n in range(4)] == [0.5, 1.0, 0.5, 0.5]
+    flat = OneCycle(total=3, rise=1.5, initial_divisor=1, final_divisor=1, momentum_low=0.95)
+    assert {flat(n) for n in range(5)} == {1.0}
+    assert {flat.momentum(n) for n in range(5)} == {0.95}
+    for schedule in (
+        WarmupCosine(0, 1, floor=1.0),
+        WarmupLinear(1, 1, floor=1.0),
+        ConstantCooldown(1, 1, floor=1.0),
+        StepDecay(1, factor=1.0),
+        MultiStep((1,), factor=1.0),
+        InverseSqrt(1),
+    ):
+        assert schedule(0) == schedule(1) == 1.0
 
 
 @pytest.mark.parametrize(
