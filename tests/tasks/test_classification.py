@@ -37,6 +37,14 @@ def test_the_weight_with_class_weights_is_their_sum():
     torch.testing.assert_close(loss, nn.CrossEntropyLoss(weight=WEIGHTS)(SCORES, LABELS))
 
 
+def test_a_class_may_weigh_nothing():
+    task = ClassificationTask(3, class_weights=torch.tensor([1.0, 0.0, 1.0]))
+    assert task.weight(BATCH) == 2
+    assert torch.equal(
+        task.loss_sum(MODEL, BATCH), ClassificationTask(3).loss_sum(MODEL, (SCORES[:2], LABELS[:2]))
+    )
+
+
 def test_smoothing_is_in_the_loss_and_a_plain_cross_entropy_beside_it():
     task = ClassificationTask(3, label_smoothing=0.1)
     sums = task.metric_sums(MODEL, BATCH)

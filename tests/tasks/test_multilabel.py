@@ -38,6 +38,13 @@ def test_metrics_are_counts():
     assert strict["accuracy"] == (5, 6)
 
 
+def test_where_a_label_begins():
+    half = torch.tensor([[0.5, 0.5, 0.51]])
+    sums = TASK.metric_sums(MODEL, (torch.tensor([[0.0, -0.1, 0.1]]), half))
+    assert sums["precision"] == (1, 2)
+    assert sums["recall"] == (1, 1)
+
+
 def test_masked_elements_do_not_count():
     mask = torch.tensor([[1, 0, 0], [1, 1, 1]])
     batch = {"inputs": SCORES, "labels": TARGET, "target_mask": mask}
@@ -78,6 +85,10 @@ def test_a_target_outside_is_named(value):
         TASK.weight((SCORES, target))
     assert caught.value.batch_position == 1
     assert caught.value.rule == "0.0 <= value <= 1.0"
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
+    assert TASK.weight({"inputs": SCORES, "target": target, "target_mask": mask}) == 5
+    with pytest.raises(DataError, match=f"target holds {value}"):
+        TASK.weight({"inputs": SCORES, "target": target, "target_mask": mask.flip(1)})
 
 
 def test_wrong_shapes_are_named():

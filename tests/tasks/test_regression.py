@@ -28,6 +28,7 @@ def test_sum_over_weight_is_torchs_mean(loss, theirs):
 
 def test_metrics_are_sums():
     sums = RegressionTask("huber").metric_sums(MODEL, (PREDICTIONS, TARGET))
+    assert sums["loss"] == (nn.HuberLoss(reduction="sum")(PREDICTIONS, TARGET), 6.0)
     assert sums["mse"] == (18.25, 6.0)
     assert sums["mae"] == (6.5, 6.0)
     assert set(sums) == {"loss", "mse", "mae"}
@@ -39,6 +40,13 @@ def test_a_column_and_a_row_of_numbers_are_the_same():
     assert task.loss_sum(MODEL, (column, row)) == 18.0
     assert task.loss_sum(MODEL, (column[:, 0], row)) == 18.0
     assert task.loss_sum(MODEL, (column, row.unsqueeze(-1))) == 18.0
+
+
+def test_a_last_dim_of_one_is_no_dim():
+    series = torch.arange(6.0).view(2, 3)
+    assert RegressionTask().loss_sum(MODEL, (series.unsqueeze(-1), series + 1)) == 6.0
+    one_step = (series[:, :1].unsqueeze(-1), series[:, :1] + 1)
+    assert RegressionTask().loss_sum(MODEL, one_step) == 2.0
 
 
 def test_nothing_is_broadcast():
@@ -97,6 +105,10 @@ def test_a_target_that_is_not_finite_is_named(value):
     batch = {"inputs": PREDICTIONS, "target": target, "target_mask": mask}
     assert RegressionTask().weight(batch) == 4
     assert RegressionTask().loss_sum(MODEL, batch).isfinite()
+    batch["target_mask"] = torch.tensor([0, 1, 1])
+    with pytest.raises(DataError, match=f"target holds {value}") as caught:
+        RegressionTask().weight(batch)
+    assert caught.value.batch_position == 1
 
 
 @pytest.mark.parametrize("arguments", [("rmse",), ("huber", 0.0), ("huber", float("inf"))])
