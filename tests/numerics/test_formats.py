@@ -112,3 +112,16 @@ def test_what_is_not_trained_in_says_so() -> None:
         is_trained = name in ("fp32", "tf32", "bf16", "fp16")
         assert isinstance(entry, NumberFormat)
         assert entry.trained_in.startswith("not trained in") != is_trained
+
+
+def test_rows_that_torch_does_not_know() -> None:
+    tf32, int8 = FORMATS["tf32"], FORMATS["int8"]
+    assert tf32.smallest_subnormal == tf32.smallest_normal * 2.0**-10
+    assert tf32.decimal_digits == FORMATS["fp16"].decimal_digits
+    assert (int8.smallest_normal, int8.smallest_subnormal, int8.epsilon) == (1.0, 1.0, 1.0)
+
+
+def test_each_row_names_its_source() -> None:
+    assert FORMATS["fp32"].source == "torch.finfo"
+    assert FORMATS["fp8 e4m3"].source.startswith("torch.finfo; OCP")
+    assert all(entry.source for entry in FORMATS.values())

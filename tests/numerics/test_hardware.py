@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from surefoot.core.errors import RequestError
-from surefoot.numerics.hardware import available_device_types, probe_hardware
+from surefoot.numerics.hardware import Hardware, available_device_types, probe_hardware
 
 
 def pretend_cuda(
@@ -17,7 +18,9 @@ def pretend_cuda(
     properties = SimpleNamespace(name="a GPU", major=major, minor=minor, total_memory=2**30)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **options: True)
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation
+    )
     monkeypatch.setattr(torch.version, "hip", hip)
 
 
@@ -55,13 +58,16 @@ def test_matrix_units_by_compute_capability(
         fast_fp16, fast_bf16, tf32, fp8
     )  # fmt: skip
     assert facts.compute_capability == capability and facts.memory_bytes == 2**30
+    assert facts.bf16 and facts.fp16
 
 
 def test_rocm_is_not_measured_by_nvidias_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_cuda(monkeypatch, 9, 4, hip="6.4")
     facts = probe_hardware("cuda")
     assert facts.is_rocm and facts.compute_capability is None
-    assert facts.bf16 and facts.fast_bf16 and not facts.tf32
+    assert facts.fp16 and facts.fast_fp16 and not facts.tf32
+    # An emulated bf16 is no reason to choose it.
+    assert not facts.bf16 and not facts.fast_bf16
 
 
 @pytest.mark.parametrize("device", ["cuda", "mps"])
@@ -86,3 +92,28 @@ def test_the_fastest_device_comes_first(monkeypatch: pytest.MonkeyPatch) -> None
     assert available_device_types() == ["mps", "cpu"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert available_device_types() == ["cuda", "mps", "cpu"]
+
+
+def test_nothing_is_claimed_that_was_not_asked() -> None:
+    facts = asdict(Hardware("cuda", "an unknown device"))
+    assert not any(facts[name] for name in facts if name not in ("device_type", "name"))
+
+
+@pytest.mark.parametrize(("amx", "avx"), [(True, False), (False, True), (False, False)])
+def test_either_kind_of_unit_makes_bf16_fast_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, amx: bool, avx: bool
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx)
+    assert probe_hardware("cpu").fast_bf16 == (amx or avx)
+
+
+@pytest.mark.parametrize("version", [(13, 3), (14, 0), (15, 1)])
+def test_bf16_on_apple_needs_macos_14(
+    monkeypatch: pytest.MonkeyPatch, version: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda *wanted: version >= wanted)
+    facts = probe_hardware("mps")
+    assert facts.device_type == "mps" and facts.fp16 and facts.fast_fp16
+    assert facts.bf16 == (version >= (14, 0)) and not facts.fast_bf16

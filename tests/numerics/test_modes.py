@@ -10,6 +10,7 @@ from torch import nn
 
 from surefoot.core.errors import ModelError
 from surefoot.numerics.modes import (
+    ModeWatch,
     check_training_modes,
     evaluation_mode,
     mode_sensitive_modules,
@@ -195,3 +196,30 @@ def test_many_modules_are_counted_and_few_named() -> None:
             check_training_modes(model, expected)
         assert caught.value.where.count("in eval mode") == 5
         assert (f"and {count - 5} more" in caught.value.where) == more
+
+
+def test_a_watch_names_what_changed_and_is_quiet_otherwise() -> None:
+    model = model_with_frozen_norm()
+    watch = ModeWatch(model)
+    watch.check()
+    with evaluation_mode(model):
+        with pytest.raises(ModelError) as caught:
+            watch.check()
+        assert caught.value.where == "2 is in eval mode"
+    watch.check()
+    model[1].train()
+    with pytest.raises(ModelError) as caught:
+        watch.check()
+    assert caught.value.where == "1 is in train mode"
+    model[1].eval()
+    model[3].eval()
+    watch.check()  # a Linear computes the same in both modes
+
+
+def test_a_model_that_is_itself_sensitive_has_a_name_too() -> None:
+    model = ReadsMode()
+    watch = ModeWatch(model)
+    model.eval()
+    with pytest.raises(ModelError, match="1 submodules") as caught:
+        watch.check()
+    assert caught.value.where == "the model is in eval mode"

@@ -100,7 +100,8 @@ def test_an_unknown_name_is_refused(requested: str) -> None:
 def test_a_choice_by_name_says_what_it_costs() -> None:
     assert "no gain in speed" in decide_precision("bf16", CPU).reason
     assert "no gain in speed" in decide_precision("fp16", CPU).reason
-    assert "no gain" not in decide_precision("bf16", HOPPER).reason
+    assert decide_precision("bf16", HOPPER).reason == "asked for by name"
+    assert decide_precision("fp16", VOLTA).reason == "asked for by name"
     assert "bf16 works here" in decide_precision("fp16", HOPPER).reason
 
 
@@ -151,6 +152,7 @@ def test_what_suits_each_device_type_works_there() -> None:
         "cpu": (torch.bfloat16, False),
         "mps": (torch.float16, True),
     }
+    assert decide_precision("auto", CPU).reason == "auto: the exact reference on a CPU"
     assert "dtype=fp16 is faster there" in decide_precision("auto", APPLE).reason
 
 
@@ -183,3 +185,16 @@ def test_the_mode_is_read_after_a_program_used_the_newer_switches() -> None:
     mode = apply_matmul_mode(decide_precision("fp32", HOPPER))
     assert (mode.matmul, mode.cudnn_tf32) == ("highest", False)
     assert matmul_mode() == mode
+
+
+def test_the_newer_switches_are_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> str:
+        raise RuntimeError("mix of the legacy and new APIs")
+
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    torch.backends.cudnn.conv.fp32_precision = "tf32"
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", refuse)
+    mode = matmul_mode()
+    assert (mode.matmul, mode.cudnn_tf32) == ("highest", True)
+    monkeypatch.undo()
+    apply_matmul_mode(decide_precision("fp32", HOPPER))

@@ -14,6 +14,7 @@ from surefoot.optim.ledger import (
     LedgerRow,
     ParameterLedger,
     check_groups,
+    first_few,
     mixed_decay_groups,
     name_groups,
 )
@@ -265,3 +266,26 @@ def test_mixed_decay_groups_warns_of_uniform_decay() -> None:
     assert "group 0" in sentence and "1 tensors" in sentence
     assert mixed_decay_groups([{"params": list(model.parameters()), "weight_decay": 0.0}]) == []
     assert mixed_decay_groups(ParameterLedger.build(model, weight_decay=0.1).groups()) == []
+
+
+def test_the_ledger_says_which_rule_decided_and_an_override_changes_nothing_by_itself() -> None:
+    for rule in ("dimension", "name"):
+        assert ParameterLedger.build(Tied(), weight_decay=0.1, rule=rule).rule == rule
+    plain, overridden = rows(Tied()), rows(Tied(), overrides=[GroupOverride("tokens.*")])
+    row = overridden["tokens.weight"]
+    assert (row.lr_multiplier, row.weight_decay) == (1.0, plain["tokens.weight"].weight_decay)
+
+
+@pytest.mark.parametrize("count", [1, 5, 6, 12])
+def test_an_error_names_a_few_and_counts_the_rest(count: int) -> None:
+    text = first_few([f"t{i}" for i in range(count)])
+    assert text.count("t") == min(count, 5)
+    assert text.endswith(f"; and {count - 5} more") == (count > 5)
+
+
+def test_zero_turns_decay_and_rate_off() -> None:
+    override = GroupOverride("tokens.*", lr_multiplier=0.0, weight_decay=0.0)
+    ledger = ParameterLedger.build(Tied(), weight_decay=0.0, overrides=[override])
+    assert {row.weight_decay for row in ledger.rows} == {0.0}
+    assert ledger.rows[0].name == "pos_embed" and ledger.rows[0].lr_multiplier == 1.0
+    assert {row.lr_multiplier for row in ledger.rows if row.group == "tokens.*"} == {0.0}

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.config.sections.optimizers import AdamSection, AdamWSection, SGDSection
-from surefoot.core.errors import CheckpointError, ModelError
+from surefoot.core.errors import CheckpointError, ModelError, RequestError
+from surefoot.optim import update as update_module
 from surefoot.optim.ledger import GroupOverride, ParameterLedger, name_groups
 from surefoot.optim.registry import build_optimizer
 from surefoot.optim.update import SkipKind, UpdateOptimizer
@@ -165,6 +166,16 @@ def test_momentum_is_set_on_sgd_and_as_first_beta_on_adam() -> None:
     adam = built(SECTIONS["adamw"], model_of())
     adam.set_rate(1.0, momentum=0.85)
     assert {g["betas"] for g in adam.optimizer.param_groups} == {(0.85, 0.95)}
+
+
+def test_a_momentum_that_is_not_there_cannot_be_scheduled() -> None:
+    with pytest.raises(RequestError, match="no momentum"):
+        built(SECTIONS["sgd"], model_of()).set_rate(1.0, momentum=0.9)
+    model = model_of()
+    inner = torch.optim.Adagrad(model.parameters())
+    name_groups(model, inner.param_groups)
+    with pytest.raises(RequestError, match="no momentum"):
+        UpdateOptimizer(inner, skipping=False).set_rate(1.0, momentum=0.9)
 
 
 def test_zero_grad_leaves_none() -> None:
@@ -323,3 +334,59 @@ def test_a_name_in_two_places_is_refused() -> None:
         UpdateOptimizer(torch.optim.SGD(groups(("a", "b"), ("w", "w")), lr=0.1), skipping=False)
     with pytest.raises(ModelError, match="earlier group is named 'a'"):
         UpdateOptimizer(torch.optim.SGD(groups(("a", "a"), ("w", "b")), lr=0.1), skipping=False)
+
+
+def test_plain_sgd_keeps_no_state_and_momentum_one_buffer_from_the_start() -> None:
+    plain = built(SECTIONS["sgd"], model_of())
+    assert plain.state_by_name()["parameters"] == {}
+    momentum = built(SECTIONS["momentum"], model_of())
+    for state in momentum.state_by_name()["parameters"].values():
+        assert list(state) == ["momentum_buffer"] and not state["momentum_buffer"].any()
+
+
+def test_a_state_without_buffers_starts_them_at_zero() -> None:
+    state = built(SECTIONS["sgd"], model_of()).state_by_name()
+    optimizer = built(SECTIONS["momentum"], model_of())
+    give_gradients(optimizer)
+    optimizer.step(TRUE)
+    optimizer.load_state_by_name(state)
+    for held in optimizer.state_by_name()["parameters"].values():
+        assert not held["momentum_buffer"].any()
+
+
+def test_an_optimizer_made_elsewhere_has_multiplier_one_and_keeps_plain_state() -> None:
+    model = model_of()
+    inner = torch.optim.SGD(model.parameters(), lr=0.2)
+    name_groups(model, inner.param_groups)
+    optimizer = UpdateOptimizer(inner, skipping=False)
+    optimizer.set_rate(0.5)
+    assert optimizer.rates() == {"group 0": 0.1}
+    inner.state[model[0].weight]["count"] = 3
+    optimizer.load_state_by_name(copy.deepcopy(optimizer.state_by_name()))
+    assert inner.state[model[0].weight] == {"count": 3}
+
+
+@pytest.mark.parametrize(
+    ("key", "group", "device"),
+    [
+        ("step", {"fused": True}, "meta"),
+        ("step", {"capturable": True}, "meta"),
+        ("step", {"fused": None, "capturable": False}, "cpu"),
+        ("step", {}, "cpu"),
+        ("exp_avg", {}, "meta"),
+    ],
+)
+def test_the_step_count_of_a_kernel_that_is_not_fused_stays_on_the_host(
+    key: str, group: dict[str, bool], device: str
+) -> None:
+    parameter = torch.zeros(2, device="meta")
+    placed = update_module._placed(key, torch.ones(()), parameter, group)
+    assert placed.device.type == device
+
+
+@pytest.mark.parametrize("missing", ["name", "parameter_names"])
+def test_both_kinds_of_names_are_needed(missing: str) -> None:
+    group = {"params": [nn.Parameter(torch.ones(2))], "name": "a", "parameter_names": ["w"]}
+    del group[missing]
+    with pytest.raises(ModelError, match="does not name"):
+        UpdateOptimizer(torch.optim.SGD([group], lr=0.1), skipping=False)

@@ -7,7 +7,7 @@ evaluation needs both; this file does the first only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -127,6 +127,29 @@ def training_modes(model: nn.Module) -> dict[str, bool]:
     return {entry.name: entry.training for entry in mode_sensitive_modules(model)}
 
 
+class ModeWatch:
+    """Remembers the modes in which a model is trained; `check` is cheap enough for every update.
+
+    Args:
+        model: the model as training begins, frozen parts in eval mode already.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._watched = [
+            (name, model.get_submodule(name), mode) for name, mode in training_modes(model).items()
+        ]
+
+    def check(self) -> None:
+        """Compares.
+
+        Raises:
+            ModelError: naming the submodules and the mode that each is in.
+        """
+        for _, module, mode in self._watched:
+            if module.training is not mode:
+                _refuse(self._watched)
+
+
 def check_training_modes(model: nn.Module, expected: Mapping[str, bool]) -> None:
     """Refuses to train a model whose submodules are in another mode than expected.
 
@@ -137,10 +160,14 @@ def check_training_modes(model: nn.Module, expected: Mapping[str, bool]) -> None
     Raises:
         ModelError: naming the submodules and the mode that each is in.
     """
+    _refuse([(name, model.get_submodule(name), mode) for name, mode in expected.items()])
+
+
+def _refuse(watched: Sequence[tuple[str, nn.Module, bool]]) -> None:
     wrong = [
-        f"{name or 'the model'} is in {'train' if not training else 'eval'} mode"
-        for name, training in expected.items()
-        if model.get_submodule(name).training is not training
+        f"{name or 'the model'} is in {'eval' if expected else 'train'} mode"
+        for name, module, expected in watched
+        if module.training is not expected
     ]
     if wrong:
         shown = "; ".join(wrong[:MOST_NAMED])

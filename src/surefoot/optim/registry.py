@@ -23,6 +23,7 @@ FUSED_DEVICES: Final = frozenset({"cpu", "cuda"})
 FUSED_DTYPES: Final = frozenset({torch.float64, torch.float32})
 USUAL_DECAY: Final = (0.01, 0.1)
 """Range of AdamW's weight decay in published recipes."""
+LARGEST_USUAL_BETA2: Final = 0.999
 
 Fused = Literal["auto", "on", "off"]
 
@@ -163,6 +164,12 @@ def optimizer_notes(section: OptimizerSection, ledger: ParameterLedger) -> tuple
             for decay in decays
             if not low <= decay <= high
         ]
+    beta2 = getattr(section, "betas", (0.0, 0.0))[1]
+    if beta2 > LARGEST_USUAL_BETA2:
+        notes.append(
+            f"beta2 {beta2:g} remembers {1 / (1 - beta2):,.0f} updates; usual are 0.95 to "
+            f"{LARGEST_USUAL_BETA2:g}"
+        )
     if section.kind == "adam" and decays:
         notes.append(
             "Adam's weight decay is L2 in the gradient and is rescaled by the second moment; "

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from surefoot.core.errors import CheckpointError, ModelError
+from surefoot.core.errors import CheckpointError, ModelError, RequestError
 from surefoot.optim.ledger import first_few
 from surefoot.optim.master_weights import NO_MASTERS, MasterWeights
 
@@ -100,14 +100,14 @@ class UpdateOptimizer:
         Args:
             multiplier: of the peak rate, from the schedule.
             momentum: SGD's momentum or Adam's first beta; None leaves it as it is.
+
+        Raises:
+            RequestError: a momentum is given and the optimizer has none to set.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = group["base_lr"] * multiplier * group["lr_multiplier"]
             if momentum is not None:
-                if "betas" in group:
-                    group["betas"] = (momentum, group["betas"][1])
-                else:
-                    group["momentum"] = momentum
+                _set_momentum(group, momentum)
 
     def rates(self) -> dict[str, float]:
         """Group name to the rate that the next (or last) step uses."""
@@ -248,6 +248,20 @@ def _allocate_momentum(optimizer: torch.optim.Optimizer) -> None:
                 state = optimizer.state[parameter]
                 if state.get("momentum_buffer") is None:
                     state["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def _set_momentum(group: dict[str, Any], momentum: float) -> None:
+    if "betas" in group:
+        group["betas"] = (momentum, group["betas"][1])
+    elif group.get("momentum", 0) != 0:
+        group["momentum"] = momentum
+    else:
+        raise RequestError(
+            f"group {group['name']} has no momentum that a schedule could set",
+            where="schedule",
+            rule="a schedule of the momentum needs an optimizer with momentum",
+            remedy="give optimizer.momentum a value above 0, or take a schedule of the rate alone",
+        )
 
 
 def _plain_values(group: Mapping[str, Any]) -> dict[str, Any]:
