@@ -103,8 +103,6 @@ def fitted_mask(target: Tensor, mask: Tensor | None) -> Tensor | None:
         return mask
     if mask.shape == target.shape[:1]:
         return mask.view(-1, *[1] * (target.dim() - 1)).expand_as(target)
-    if target.shape == (*mask.shape, 1):
-        return mask.unsqueeze(-1)
     raise DataError(
         f"target_mask has shape {list(mask.shape)}",
         where="target_mask",
