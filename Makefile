@@ -27,7 +27,8 @@ endif
 
 EXTRAS_demo := .
 EXTRAS_test := .[test,data,hf,tensorboard]
-EXTRAS_lint := .[lint]
+# mypy says other things where an optional package is missing: lint and test see the same ones.
+EXTRAS_lint := .[lint,test,data,hf,tensorboard]
 EXTRAS_docs := .[docs]
 
 .PHONY: help demo test lint docs bench test-gpu clean
