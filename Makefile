@@ -45,7 +45,7 @@ help:
 	@echo "make clean     remove the environment and the caches; runs/ stays"
 
 # One stamp a set of extras, built again when what it was built from changes.
-$(VENV)/.ready-%: pyproject.toml constraints.txt
+$(VENV)/.ready-%: pyproject.toml constraints.txt Makefile
 	@test -x $(BIN)/python || $(PY) -m venv $(VENV_FLAGS) $(VENV)
 	@echo "setting up $(VENV) for $* ..."
 	@$(BIN)/python -m pip install -q --disable-pip-version-check $(PIP_TORCH) -e "$(EXTRAS_$*)"
