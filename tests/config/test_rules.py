@@ -339,6 +339,13 @@ def test_what_only_looks_like_it_is_fine(base: str, changes: dict[str, Any]) -> 
     resolve_recipe(changed(BASES[base], changes))
 
 
+def test_the_remedy_for_heads_divides() -> None:
+    for heads, remedy in ((3, "2 heads"), (12, "8 heads"), (33, "32 heads")):
+        with pytest.raises(ConfigError) as caught:
+            resolve_recipe(changed(GPT, {"model.num_heads": heads}))
+        assert [v.remedy for v in caught.value.violations] == [f"use for example {remedy}"]
+
+
 def test_every_rule_is_broken_by_a_case_here() -> None:
     assert {rule.__name__ for rule in RULES} == {name for name, *_ in BROKEN}
     assert all(rule.__doc__ for rule in RULES)
