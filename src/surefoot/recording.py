@@ -23,11 +23,10 @@ from surefoot.observe.console import ConsoleView
 from surefoot.observe.record import RunRecord, collect_record, write_record
 from surefoot.observe.run_folder import CONFIG_NAME, RunFolder, find_run
 from surefoot.observe.sinks import TensorBoardSink
-from surefoot.observe.view import RunFacts
+from surefoot.observe.view import RunFacts, Unit
 from surefoot.running import FolderRun, RunResult
 
 CHECKPOINT_OVERHEAD_BYTES = 1 << 20
-UNITS_OF_CONSOLE = frozenset({"steps", "tokens", "samples", "epochs", "seconds"})
 
 
 @dataclass(frozen=True)
@@ -78,15 +77,16 @@ def train_in_folder(
         folder.close()
         raise
     try:
-        if resumption is None:
-            run.begin()
-        else:
+        # A resume that is refused leaves the folder as it was.
+        if resumption is not None:
             told = {"changes": list(resumption.changes)}
             run.restore(told, accept_other_data=resumption.accept_other_data)
         folder.write_config(resolved.as_yaml())
         folder.write_contract(promise(settings))
         write_record(folder, make_record(name, prepared, assembly))
         prepared.save_artifacts(folder.artifacts_path)
+        if resumption is None:
+            run.begin()
         return run.train()
     finally:
         run.close()
@@ -104,26 +104,32 @@ def make_observers(
     settings: Settings, name: str, assembly: Assembly, folder: RunFolder
 ) -> list[Observer]:
     """The console and the sinks that the settings ask for."""
-    horizon = settings.train.horizon
-    known = horizon.kind in UNITS_OF_CONSOLE
-    total: Any = horizon.value if known else assembly.horizon_updates
+    total, unit = progress_of(settings, assembly)
     facts = RunFacts(
         name=name,
         folder=str(folder.path),
-        total=float(total),
-        unit=horizon.kind if known else "steps",  # type: ignore[arg-type]
+        total=total,
+        unit=unit,
         counts="tokens" if assembly.material.task.unit == "tokens" else "samples",
         device=str(assembly.trainable.device),
         precision=assembly.trainable.precision.name,
     )
     observers: list[Observer] = []
+    if settings.log.tensorboard:
+        observers.append(TensorBoardSink(folder.path / "tensorboard"))
     if settings.log.console != "off":
         view = ConsoleView(facts, settings.log.console)
         view.start()
         observers.append(view)
-    if settings.log.tensorboard:
-        observers.append(TensorBoardSink(folder.path / "tensorboard"))
     return observers
+
+
+def progress_of(settings: Settings, assembly: Assembly) -> tuple[float, Unit]:
+    """Where the run ends, in updates where that is known before."""
+    if isinstance(assembly.horizon_updates, int):
+        return float(assembly.horizon_updates), "steps"
+    horizon: Any = settings.train.horizon
+    return float(horizon.value), horizon.kind
 
 
 def make_record(name: str, prepared: Prepared, assembly: Assembly) -> RunRecord:

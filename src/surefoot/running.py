@@ -14,13 +14,14 @@ from typing import Any
 from torch import nn
 
 from surefoot.assembly import Assembly, make_cadence, make_horizon
-from surefoot.core.errors import CheckpointError
+from surefoot.core.errors import CheckpointError, SurefootError
 from surefoot.core.reports import EvalReport, Event, Observer, StepReport
 from surefoot.engine.interrupt import StopOnSignal
 from surefoot.engine.loop import Loop, LoopParts, Outcome
 from surefoot.observe.events import EventKind, EventLog, failure_event
 from surefoot.observe.metrics_log import MetricsLog
 from surefoot.observe.observers import Observers
+from surefoot.observe.probes import UtilizationProbe
 from surefoot.observe.run_folder import RunFolder
 from surefoot.state.checkpoint import keep_newest, newest_whole, write_checkpoint
 
@@ -80,7 +81,8 @@ class FolderRun:
         self.folder = folder
         self.about = dict(about)
         self.latest = LatestMetrics()
-        self.metrics_log = MetricsLog(folder.metrics_path)
+        self._utilization = UtilizationProbe(assembly.trainable.device)
+        self.metrics_log = MetricsLog(folder.metrics_path, self._utilization)
         self.event_log = EventLog(folder.events_path)
         essential = (self.metrics_log, self.event_log, self.latest)
         self.observers = Observers(essential, observers)
@@ -143,8 +145,11 @@ class FolderRun:
 
     def close(self) -> None:
         """Closes every log and gives the folder back."""
-        self.observers.close()
-        self.folder.close()
+        try:
+            self.observers.close()
+        finally:
+            self._utilization.close()
+            self.folder.close()
 
     def tell(self, kind: str, message: str, data: Mapping[str, object]) -> None:
         """Records an event at the current step."""
@@ -185,8 +190,12 @@ class FolderRun:
 
     def _record_failure(self, error: BaseException) -> None:
         step = self.assembly.trainable.state.progress.step
-        self.observers.on_event(failure_event(error, step))
-        self.metrics_log.sync()
+        try:
+            self.observers.on_event(failure_event(error, step))
+            self.metrics_log.sync()
+        except SurefootError as second:
+            # Such as a full disk: the first error is the one to be told.
+            error.add_note(f"and this could not be written down: {second}")
 
     def _result(self, outcome: Outcome) -> RunResult:
         return RunResult(
