@@ -32,6 +32,14 @@ def report(
     )
 
 
+def test_a_loss_that_is_not_finite_counts_though_its_gradient_was() -> None:
+    with pytest.raises(NonFiniteError, match="was finite and has moved the weights"):
+        Guard().judge(report(applied=True, loss=math.inf))
+    guard = Guard(policy=NonFinitePolicy.SKIP, skip_budget=1)
+    event = guard.judge(report(applied=True, loss=math.nan))
+    assert event is not None and event.kind == "non-finite-loss" and guard.num_skipped == 1
+
+
 def test_an_applied_update_is_no_event() -> None:
     assert Guard().judge(report(applied=True, loss=1.0)) is None
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from surefoot.core.errors import RequestError
 from surefoot.data.batch import MicroBatch, map_leaves, map_tensors, move_object, move_to
 
-# Up to this size a copy takes the device a few microseconds.
-_SMALL_BYTES = 256 * 1024
+# Up to this size the driver takes a copy from pageable memory without waiting for the device.
+_SMALL_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class Guard:
         Raises:
             NonFiniteError: the policy, or a spent budget, says stop.
         """
-        if report.applied:
+        if report.applied and math.isfinite(report.loss):
             return None
         if report.weight == 0.0:
             return _event("skip", report, "the window carries no weight: there is nothing to learn")
@@ -61,6 +61,9 @@ class Guard:
         if self.policy is NonFinitePolicy.SKIP and self.num_skipped < self.skip_budget:
             self.num_skipped += 1
             left = self.skip_budget - self.num_skipped
+            if report.applied:
+                message = f"the loss is {report.loss}, its gradient finite; {left} more allowed"
+                return _event("non-finite-loss", report, message)
             return _event("skip", report, f"non-finite update skipped; {left} more allowed")
         raise self._error(report)
 
@@ -73,11 +76,12 @@ class Guard:
 
     def _error(self, report: StepReport) -> NonFiniteError:
         spent = self.policy is NonFinitePolicy.SKIP
-        weights = (
-            "the weights are those before this update"
-            if self.optimizer_skips
-            else "the weights in memory are spoilt; the last checkpoint is whole"
-        )
+        if report.applied:
+            weights = "the gradient was finite and has moved the weights"
+        elif self.optimizer_skips:
+            weights = "the weights are those before this update"
+        else:
+            weights = "the weights in memory are spoilt; the last checkpoint is whole"
         return NonFiniteError(
             f"update {report.step} is not finite: loss {report.loss}, gradient norm "
             f"{report.grad_norm}; {weights}",

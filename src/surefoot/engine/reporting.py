@@ -6,6 +6,7 @@ cadence are plain integers. Nothing here touches the device.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -15,7 +16,7 @@ from surefoot.engine.passes import TOTAL
 from surefoot.engine.signals import PendingReport
 from surefoot.state.run_state import Progress
 
-KNOWN_SCALARS = frozenset({TOTAL, "grad_norm", "finite", "loss_scale", "weight_norm"})
+KNOWN_SCALARS = frozenset({TOTAL, "grad_norm", "loss_scale", "weight_norm"})
 
 
 class ReportLog:
@@ -77,8 +78,8 @@ class ReportLog:
     def _publish(self, pending: PendingReport) -> None:
         scalars = pending.scalars()
         window = pending.window
-        applied = bool(scalars["finite"])
         weight = pending.denominators.get(TOTAL, sum(pending.denominators.values()))
+        applied = weight > 0 and math.isfinite(scalars["grad_norm"])
         tokens = round(weight) if self._counts_tokens else 0
         self.progress.consume(window.samples, tokens, window.cursor_after, applied)
         now = time.perf_counter()

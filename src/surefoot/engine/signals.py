@@ -6,7 +6,7 @@ changes a weight.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -41,20 +41,21 @@ class HostMailbox:
     """
 
     def __init__(self) -> None:
-        self._buffers: dict[tuple[int, int], Tensor] = {}
+        self._slots: dict[tuple[int, int, torch.dtype], tuple[Tensor, torch.cuda.Event]] = {}
         self._sent = 0
 
-    def send(self, scalars: Sequence[Tensor]) -> Callable[[], list[float]]:
+    def send(self, scalars: tuple[Tensor, ...]) -> Callable[[], list[float]]:
         """Starts the copy; call what it returns to wait for the numbers (Python floats)."""
         if not scalars[0].is_cuda:
             return lambda: [float(scalar) for scalar in scalars]
         self._sent += 1
-        slot = (self._sent % NUM_HOST_BUFFERS, len(scalars))
-        if slot not in self._buffers:
-            self._buffers[slot] = torch.empty(len(scalars), dtype=torch.float64, pin_memory=True)
-        buffer = self._buffers[slot]
-        buffer.copy_(torch.stack([scalar.double() for scalar in scalars]), non_blocking=True)
-        arrived = torch.cuda.Event()
+        stacked = torch.stack(scalars)
+        slot = (self._sent % NUM_HOST_BUFFERS, len(scalars), stacked.dtype)
+        if slot not in self._slots:
+            pinned = torch.empty(len(scalars), dtype=stacked.dtype, pin_memory=True)
+            self._slots[slot] = (pinned, torch.cuda.Event())
+        buffer, arrived = self._slots[slot]
+        buffer.copy_(stacked, non_blocking=True)
         arrived.record()
 
         def read() -> list[float]:
@@ -98,7 +99,7 @@ class Signals:
     @staticmethod
     def skipped(window: Window, denominators: Mapping[str, float]) -> PendingReport:
         """The report of a window that carries no weight: there was nothing to compute."""
-        nothing = {"loss": 0.0, "grad_norm": 0.0, "finite": 0.0, "loss_scale": 1.0}
+        nothing = {"loss": 0.0, "grad_norm": 0.0, "loss_scale": 1.0}
         return PendingReport(
             window, denominators, tuple(nothing), lambda: list(nothing.values()), {}
         )

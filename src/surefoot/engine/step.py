@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 from torch import Tensor
@@ -18,7 +19,6 @@ from surefoot.engine.reporting import ReportLog
 from surefoot.engine.signals import Signals
 from surefoot.engine.window import Window
 from surefoot.numerics.clipping import gradients_of
-from surefoot.numerics.finite import both_finite
 from surefoot.numerics.loss_scaling import LossScale
 from surefoot.optim.update import UpdateOptimizer
 
@@ -81,9 +81,9 @@ class Update:
         loss_scale = parts.loss_scale.value
         parts.loss_scale.unscale_(gradients)
 
-        # 5. The global norm and the finite flag, on the device.
+        # 5. The global norm and the finite flag (false for NaN too), on the device.
         grad_norm = parts.global_norm(gradients)
-        finite = both_finite(grad_norm, losses["loss"])
+        finite = grad_norm < inf
 
         # 6. Clip, once per window.
         parts.clip(gradients, grad_norm)
@@ -99,7 +99,7 @@ class Update:
         parts.average.update(finite)
 
         # 9. The report sets out for the host; the log reads it when it has arrived.
-        scalars = {**losses, "grad_norm": grad_norm, "finite": finite, "loss_scale": loss_scale}
+        scalars = {**losses, "grad_norm": grad_norm, "loss_scale": loss_scale}
         parts.log.hand_over(
             parts.signals.send(window, denominators, parts.optimizer.rates(), step, scalars)
         )
