@@ -31,8 +31,8 @@ from surefoot.epilogue import finish_with_samples
 from surefoot.materials import Prepared, prepare_material
 from surefoot.observe.run_folder import CHECKPOINTS_NAME, RunFolder, find_run
 from surefoot.optim.ledger import ParameterLedger
-from surefoot.recording import Resumption, config_of, needed_bytes, train_in_folder
-from surefoot.resuming import accept_differences
+from surefoot.recording import config_of, needed_bytes, train_in_folder
+from surefoot.resuming import Resumption, accept_differences
 from surefoot.running import RunResult
 from surefoot.state.checkpoint import newest_whole
 from surefoot.state.run_state import check_same_tensors
@@ -69,10 +69,11 @@ def run_recipe(
         folder = RunFolder.create(run_root, recipe.name, needed_bytes=needed_bytes(assembly))
         result = train_in_folder(folder, recipe.name, resolved, prepared, assembly)
     else:
-        changes = accept_differences(load_recipe(config_of(resume)), resolved, accept_changes)
+        before = load_recipe(config_of(resume))
+        changes = accept_differences(before, resolved, accept_changes)
         prepared, assembly = build_run(recipe)
         folder = RunFolder.open(resume)
-        told = Resumption(tuple(map(str, changes)), "data" in accept_changes)
+        told = Resumption(before.recipe.settings, tuple(changes), tuple(accept_changes))
         result = train_in_folder(folder, recipe.name, resolved, prepared, assembly, told)
     if result.status == "finished" and result.folder is not None:
         for line in finish_with_samples(result, prepared, result.folder / "artifacts"):

@@ -6,7 +6,7 @@ It reads the parts of a run and changes none of them.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +24,10 @@ from surefoot.observe.record import RunRecord, collect_record, write_record
 from surefoot.observe.run_folder import CONFIG_NAME, RunFolder, find_run
 from surefoot.observe.sinks import TensorBoardSink
 from surefoot.observe.view import RunFacts, Unit
+from surefoot.resuming import Resumption
 from surefoot.running import FolderRun, RunResult
 
 CHECKPOINT_OVERHEAD_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class Resumption:
-    """How a run is gone on with."""
-
-    changes: tuple[str, ...] = ()
-    """Accepted differences of the configuration."""
-    accept_other_data: bool = False
 
 
 def config_of(run: str | Path) -> Path:
@@ -79,8 +71,13 @@ def train_in_folder(
     try:
         # A resume that is refused leaves the folder as it was.
         if resumption is not None:
-            told = {"changes": list(resumption.changes)}
-            run.restore(told, accept_other_data=resumption.accept_other_data)
+            check = partial(
+                resumption.check,
+                fingerprints=prepared.fingerprints(),
+                schedule=assembly.trainable.course.schedule,
+                pace=assembly.pace,
+            )
+            run.restore(resumption.told(), check)
         folder.write_config(resolved.as_yaml())
         folder.write_contract(promise(settings))
         write_record(folder, make_record(name, prepared, assembly))

@@ -6,12 +6,17 @@ promised), to be accepted by name, or impossible (the state does not fit).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
+from surefoot.config.building import make_schedule
 from surefoot.config.load import C, Difference, Resolved, differences
 from surefoot.config.sections import Recipe, Settings
-from surefoot.core.errors import RequestError
+from surefoot.core.counting import Pace
+from surefoot.core.errors import CheckpointError, RequestError
+from surefoot.core.schedules import Schedule, first_difference
+from surefoot.state.manifest import Manifest
 
 
 class ChangeClass(Enum):
@@ -55,6 +60,50 @@ def classify(path: str, config: Recipe | Settings) -> ChangeClass:
     return ChangeClass.SAFE if path.startswith(SAFE_FIELDS) else ChangeClass.ACCEPT
 
 
+@dataclass(frozen=True)
+class Resumption:
+    """How a run is gone on with."""
+
+    before: Settings
+    """The settings that it was started (or last resumed) with."""
+    changes: tuple[Difference, ...] = ()
+    """Differences of the configuration, all of them safe or accepted."""
+    accepted: tuple[str, ...] = ()
+    """What may differ, by name; `data` stands for the content of the data sets."""
+
+    def told(self) -> dict[str, object]:
+        """What the resume event says of it."""
+        return {"changes": [str(change) for change in self.changes]}
+
+    def check(
+        self, manifest: Manifest, fingerprints: Mapping[str, str], schedule: Schedule, pace: Pace
+    ) -> None:
+        """Refuses to go on with other data, or with a schedule that rewrites the past.
+
+        Raises:
+            CheckpointError: a data set has changed and that was not accepted.
+            RequestError: updates that are done would have had another rate.
+        """
+        for name, fingerprint in manifest.about["data"].items():
+            if fingerprints.get(name) != fingerprint and "data" not in self.accepted:
+                raise CheckpointError(
+                    f"the data set '{name}' has changed since the checkpoint",
+                    where=f"fingerprint {fingerprints.get(name)}, was {fingerprint}",
+                    rule="a resume goes on with the same samples",
+                    remedy="bring the data back, or accept it with --accept-change data",
+                )
+        if any(_covers(name, "schedule") or name == "train.horizon" for name in self.accepted):
+            return
+        differing = first_difference(make_schedule(self.before, pace), schedule, manifest.step)
+        if differing is not None:
+            raise RequestError(
+                f"the schedule would have given update {differing} another learning rate",
+                where="schedule",
+                rule=f"a resume at step {manifest.step} does not rewrite what is done",
+                remedy="start the cooldown later, or accept it with --accept-change schedule",
+            )
+
+
 def accept_differences(
     before: Resolved[C], after: Resolved[C], accepted: Sequence[str]
 ) -> list[Difference]:
@@ -75,7 +124,7 @@ def accept_differences(
     refused = []
     for change in changes:
         kind = classify(change.path, after.recipe)
-        is_accepted = any(change.path == f or change.path.startswith(f"{f}.") for f in accepted)
+        is_accepted = any(_covers(name, change.path) for name in accepted)
         if kind is ChangeClass.IMPOSSIBLE or (kind is ChangeClass.ACCEPT and not is_accepted):
             refused.append(f"{change} ({kind.value})")
     if refused:
@@ -87,3 +136,7 @@ def accept_differences(
             remedy="leave them, name each with --accept-change FIELD, or start a new run",
         )
     return changes
+
+
+def _covers(accepted: str, path: str) -> bool:
+    return path == accepted or path.startswith(f"{accepted}.")

@@ -6,7 +6,7 @@ Whatever happens, the folder says so: a failure leaves its traceback, a stop its
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from surefoot.assembly import Assembly, make_cadence, make_horizon
-from surefoot.core.errors import CheckpointError, SurefootError
+from surefoot.core.errors import SurefootError
 from surefoot.core.reports import EvalReport, Event, Observer, StepReport
 from surefoot.engine.interrupt import StopOnSignal
 from surefoot.engine.loop import Loop, LoopParts, Outcome
@@ -24,6 +24,7 @@ from surefoot.observe.observers import Observers
 from surefoot.observe.probes import UtilizationProbe
 from surefoot.observe.run_folder import RunFolder
 from surefoot.state.checkpoint import keep_newest, newest_whole, write_checkpoint
+from surefoot.state.manifest import Manifest
 
 
 @dataclass(frozen=True)
@@ -92,19 +93,20 @@ class FolderRun:
         """Says that the run starts from nothing."""
         self.tell(EventKind.START, "started", {"seed": self.assembly.settings.seed})
 
-    def restore(self, told: Mapping[str, object], *, accept_other_data: bool = False) -> int:
+    def restore(
+        self, told: Mapping[str, object], check: Callable[[Manifest], None] = lambda _: None
+    ) -> int:
         """Goes back to the newest whole checkpoint; returns its step.
 
         Args:
             told: what the resume event says besides, such as the accepted changes.
-            accept_other_data: go on although a data set has changed.
+            check: refuses a checkpoint that this run cannot go on from, before anything is changed.
 
         Raises:
-            CheckpointError: there is none, or it is of another model or other data.
+            CheckpointError: there is none, or it is of another model.
         """
         path, manifest, snapshot, refused = newest_whole(self.folder.checkpoints_path)
-        if not accept_other_data:
-            self._refuse_other_data(manifest.about)
+        check(manifest)
         offsets = self.assembly.trainable.state.restore(snapshot)
         moved = self.metrics_log.resume_at(offsets["metrics"])
         for error in refused:
@@ -115,17 +117,6 @@ class FolderRun:
             {"checkpoint": path.name, "moved_rows": moved.name if moved else None, **told},
         )
         return manifest.step
-
-    def _refuse_other_data(self, about: Mapping[str, Any]) -> None:
-        for name, fingerprint in about["data"].items():
-            ours = self.about["data"].get(name)
-            if ours != fingerprint:
-                raise CheckpointError(
-                    f"the data set '{name}' has changed since the checkpoint",
-                    where=f"fingerprint {ours}, at the checkpoint {fingerprint}",
-                    rule="a resume goes on with the same samples",
-                    remedy="bring the data back, or accept it with --accept-change data",
-                )
 
     def train(self) -> RunResult:
         """Runs to the end and tells how it ended.

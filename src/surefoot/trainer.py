@@ -21,8 +21,8 @@ from surefoot.core.reports import Observer
 from surefoot.data.sources.datasets import as_source
 from surefoot.materials import Prepared
 from surefoot.observe.run_folder import RunFolder
-from surefoot.recording import Resumption, config_of, needed_bytes, train_in_folder
-from surefoot.resuming import accept_differences
+from surefoot.recording import config_of, needed_bytes, train_in_folder
+from surefoot.resuming import Resumption, accept_differences
 from surefoot.running import RunResult
 from surefoot.tasks.task import FunctionTask, LossSum, MetricSums, Task, Weight
 
@@ -98,7 +98,7 @@ class Trainer:
             before = resolve_settings(read_yaml(text, "config.yaml")[0])
             changes = accept_differences(before, self.resolved, accept)
             folder = RunFolder.open(resume)
-            resumption = Resumption(tuple(map(str, changes)), "data" in accept)
+            resumption = Resumption(before.config, tuple(changes), tuple(accept))
         return train_in_folder(
             folder, self.name, self.resolved, prepared, assembly, resumption, self._observers
         )

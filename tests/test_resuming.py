@@ -1,0 +1,132 @@
+"""What may change on a resume: safe, by name, or never; and no resume rewrites what is done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from surefoot.core.errors import CheckpointError, RequestError
+from surefoot.observe.events import read_events
+from surefoot.observe.metrics_log import read_rows
+from surefoot.running import RunResult
+from surefoot.trainer import Trainer
+
+SETTINGS: dict[str, Any] = {
+    "device": "cpu",
+    "train": {"horizon": "6 steps", "micro_batch": 4},
+    "optimizer": {"kind": "sgd", "lr": 0.1, "momentum": 0.0},
+    "schedule": {"kind": "wsd", "warmup": 2},
+    "evaluate": {"every": "never"},
+    "log": {"console": "off"},
+}
+
+
+def squared_error(model: nn.Module, batch: Any) -> Tensor:
+    return (model(batch[0]) - batch[1]).square().sum()
+
+
+def train(
+    runs: Path,
+    resume: Path | None = None,
+    accept: tuple[str, ...] = (),
+    shift: float = 0.0,
+    **changes: dict[str, Any],
+) -> RunResult:
+    torch.manual_seed(0)
+    settings = {**SETTINGS}
+    for name, section in changes.items():
+        settings[name] = section if "kind" in section else {**settings.get(name, {}), **section}
+    inputs = torch.arange(24.0).reshape(12, 2) / 24 + shift
+    trainer = Trainer(
+        nn.Linear(2, 1),
+        (inputs, inputs.sum(1, keepdim=True)),
+        squared_error,
+        settings=settings,
+        runs=runs,
+    )
+    return trainer.fit(resume=resume, accept=accept)
+
+
+@pytest.fixture
+def done(tmp_path: Path) -> Path:
+    folder = train(tmp_path).folder
+    assert folder is not None
+    return folder
+
+
+def rates(run: Path) -> list[float]:
+    return [row["lr"]["decay"] for row in read_rows(run / "metrics.jsonl")]  # type: ignore[index]
+
+
+def test_a_cooldown_is_decided_when_a_stable_run_is_resumed(done: Path, tmp_path: Path) -> None:
+    before = rates(done)
+    result = train(
+        tmp_path,
+        done,
+        train={"horizon": "10 steps"},
+        schedule={"cooldown": 4},
+    )
+    assert result.step == 10
+    assert rates(done)[:6] == before == [0.05, *[0.1] * 5]
+    assert rates(done)[6:] == pytest.approx([0.1, 0.075, 0.05, 0.025])
+    (resumed,) = [e for e in read_events(done / "events.jsonl") if e.kind == "resume"]
+    assert "schedule.cooldown: 'undecided' -> 4" in str(resumed.data["changes"])
+
+
+def test_a_cooldown_that_began_in_the_past_is_refused(done: Path, tmp_path: Path) -> None:
+    rows = rates(done)
+    with pytest.raises(RequestError, match="another learning rate"):
+        train(tmp_path, done, train={"horizon": "8 steps"}, schedule={"cooldown": 5})
+    assert rates(done) == rows, "a refused resume leaves the run as it was"
+
+
+@pytest.mark.parametrize(
+    ("section", "change"),
+    [
+        ("log", {"weight_norm_every": "1 steps"}),
+        ("loader", {"prefetch": 3}),
+        ("checkpoint", {"keep": 1}),
+        ("guard", {"skip_budget": 3}),
+    ],
+)
+def test_safe_changes_need_no_word(
+    section: str, change: dict[str, Any], done: Path, tmp_path: Path
+) -> None:
+    assert train(tmp_path, done, **{section: change}).step == 6
+
+
+def test_a_change_that_matters_needs_its_name(done: Path, tmp_path: Path) -> None:
+    change: dict[str, Any] = {"optimizer": {"lr": 0.2}, "train": {"horizon": "7 steps"}}
+    with pytest.raises(RequestError) as caught:
+        train(tmp_path, done, **change)
+    assert "optimizer.lr: 0.1 -> 0.2" in caught.value.what and "--accept-change" in str(
+        caught.value
+    )
+    assert "horizon" not in caught.value.what
+    assert train(tmp_path, done, ("optimizer.lr",), **change).step == 7
+    assert rates(done)[-1] == 0.2
+
+
+def test_what_the_saved_tensors_belong_to_cannot_change(done: Path, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="impossible"):
+        train(tmp_path, done, ("optimizer",), optimizer={"kind": "adamw"})
+
+
+def test_changed_data_is_refused_unless_accepted(done: Path, tmp_path: Path) -> None:
+    longer: dict[str, Any] = {"train": {"horizon": "7 steps"}}
+    with pytest.raises(CheckpointError, match="'train' has changed"):
+        train(tmp_path, done, shift=1.0, **longer)
+    assert train(tmp_path, done, ("data",), shift=1.0, **longer).step == 7
+
+
+def test_a_longer_horizon_under_a_decay_is_a_change_that_matters(tmp_path: Path) -> None:
+    cosine: dict[str, Any] = {"schedule": {"kind": "warmup_cosine", "warmup": 2}}
+    run = train(tmp_path, **cosine).folder
+    longer: dict[str, Any] = {**cosine, "train": {"horizon": "9 steps"}}
+    with pytest.raises(RequestError, match="train.horizon"):
+        train(tmp_path, run, **longer)
+    assert train(tmp_path, run, ("train.horizon",), **longer).step == 9
