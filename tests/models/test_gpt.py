@@ -280,6 +280,12 @@ def test_usual_values():
     )
 
 
+def test_the_plain_configuration_is_modern():
+    config = GPTConfig(**SHAPE, num_kv_heads=2, feedforward_dim=32)
+    assert (config.norm, config.activation, config.positions) == ("rmsnorm", "swiglu", "rope")
+    assert (config.tied, config.bias, config.dropout) == (True, False, 0.0)
+
+
 def test_parameters_of_gpt2_small():
     with torch.device("meta"):
         model = GPT(
@@ -376,6 +382,12 @@ def test_top_k_keeps_to_the_best():
     best = model(ids[:1])[0, -1].topk(3).indices
     drawn = model.generate(ids, 1, temperature=50.0, top_k=3)[:, -1].unique()
     assert set(drawn.tolist()) == set(best.tolist())
+
+
+def test_generation_is_without_dropout():
+    model, plain = gpt2(dropout=0.5), gpt2()
+    ids = tokens(1, 3)
+    assert torch.equal(model.generate(ids, 9, temperature=0), plain.generate(ids, 9, temperature=0))
 
 
 def test_generation_leaves_modes_as_they_were():

@@ -90,6 +90,20 @@ def test_initial_variances():
     assert he.head.weight.var().item() == pytest.approx(2 / 700, rel=0.02)
 
 
+@pytest.mark.parametrize("norm", ["none", "layernorm", "batchnorm"])
+def test_reset_draws_everything_anew(norm):
+    model = build(norm=norm)
+    for value in model.state_dict().values():
+        value.fill_(7)
+    torch.manual_seed(0)
+    model.reset_parameters()
+    expected = MLP(model.config)
+    torch.manual_seed(0)
+    expected.reset_parameters()
+    for name, value in expected.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
+
+
 def test_sigmoid_layers_starve_the_first_one():
     model = build(in_features=6, hidden=(6,) * 10, activation="sigmoid").double()
     with torch.no_grad():

@@ -24,6 +24,58 @@ def test_parameters_of_resnet50():
     assert model(torch.empty(2, 3, 224, 224, device="meta")).shape == (2, 1000)
 
 
+@pytest.mark.parametrize("kind", ["basic", "bottleneck"])
+def test_equals_the_published_model(kind):
+    transformers = pytest.importorskip("transformers")
+    ours = build(in_channels=3, stem="large", block=kind, blocks_per_stage=(2, 1)).double().eval()
+    outs = [width * (4 if kind == "bottleneck" else 1) for width in (4, 8)]
+    config = transformers.ResNetConfig(
+        num_channels=3,
+        embedding_size=4,
+        hidden_sizes=outs,
+        depths=[2, 1],
+        layer_type=kind,
+        num_labels=4,
+    )
+    theirs = transformers.ResNetForImageClassification(config).double().eval()
+    generator = torch.Generator().manual_seed(1)
+    for value in ours.state_dict().values():
+        if value.is_floating_point():
+            noise = torch.rand(value.shape, generator=generator, dtype=torch.float64)
+            value.add_(0.3 * noise)
+    # Theirs lists the shortcut of a block before its branch.
+    parts = [ours.stem]
+    for block in ours.blocks:
+        parts += [block.shortcut, block.branch]
+    source = [value for part in (*parts, ours.head) for value in part.state_dict().values()]
+    names = theirs.state_dict()
+    theirs.load_state_dict(dict(zip(names, source, strict=True)))
+    pictures = torch.randn(2, 3, 37, 50, generator=generator, dtype=torch.float64)
+    torch.testing.assert_close(ours(pictures), theirs(pictures).logits, rtol=1e-10, atol=1e-10)
+
+
+def test_starts_as_published():
+    model = build(widths=(32, 64), blocks_per_stage=2)
+    first, second = (model.blocks[n].branch[0].weight for n in (1, 2))
+    assert first.var().item() == pytest.approx(2 / (9 * 32), rel=0.05)
+    assert second.var().item() == pytest.approx(2 / (9 * 64), rel=0.05)
+    assert model.head.weight.std().item() == pytest.approx(0.01, rel=0.2)
+    for value in model.state_dict().values():
+        value.fill_(7)
+    torch.manual_seed(0)
+    model.reset_parameters()
+    expected = build(widths=(32, 64), blocks_per_stage=2)
+    torch.manual_seed(0)
+    expected.reset_parameters()
+    for name, value in expected.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
+
+
+def test_usual_values():
+    config = ResNetConfig(in_channels=1, num_classes=10)
+    assert (config.widths, config.depths) == ((32, 64, 128), (2, 2, 2))
+
+
 @pytest.mark.parametrize("block", ["basic", "bottleneck"])
 @pytest.mark.parametrize("stem", ["small", "large"])
 @pytest.mark.parametrize("size", [8, 32])
