@@ -74,7 +74,7 @@ def test_a_cooldown_is_decided_when_a_stable_run_is_resumed(done: Path, tmp_path
     assert rates(done)[:6] == before == [0.05, *[0.1] * 5]
     assert rates(done)[6:] == pytest.approx([0.1, 0.075, 0.05, 0.025])
     (resumed,) = [e for e in read_events(done / "events.jsonl") if e.kind == "resume"]
-    assert "schedule.cooldown: 'undecided' -> 4" in str(resumed.data["changes"])
+    assert "schedule.cooldown: 'undecided' -> '4 steps'" in resumed.data["changes"]  # type: ignore[operator]
 
 
 def test_a_cooldown_that_began_in_the_past_is_refused(done: Path, tmp_path: Path) -> None:
@@ -127,6 +127,6 @@ def test_a_longer_horizon_under_a_decay_is_a_change_that_matters(tmp_path: Path)
     cosine: dict[str, Any] = {"schedule": {"kind": "warmup_cosine", "warmup": 2}}
     run = train(tmp_path, **cosine).folder
     longer: dict[str, Any] = {**cosine, "train": {"horizon": "9 steps"}}
-    with pytest.raises(RequestError, match="train.horizon"):
+    with pytest.raises(RequestError, match="horizon"):
         train(tmp_path, run, **longer)
     assert train(tmp_path, run, ("train.horizon",), **longer).step == 9

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -21,6 +21,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from surefoot.core.finding import Finding
 
 STANDARD_OUTPUT = "-"
 WIDTH_WITHOUT_TERMINAL = 140
@@ -57,6 +59,13 @@ class Session:
     def say(self, text: str, style: str = "") -> None:
         """Prints text as it is: brackets are no markup, and long lines are not broken."""
         self.console.print(Text(text, style=style), soft_wrap=True)
+
+    def advise(self, findings: Sequence[Finding]) -> None:
+        """Prints advice: never an error, and it changes nothing."""
+        for finding in findings:
+            self.say(f"note: {finding.message} [{finding.code}]", style="dim")
+            if finding.fix:
+                self.say(f"      {finding.fix}", style="dim")
 
     def next(self, *commands: tuple[str, str]) -> None:
         """Prints what to do next: pairs of a command and what it is for."""

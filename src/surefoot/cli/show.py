@@ -104,11 +104,21 @@ def show_config(
     json_file: JsonOption = None,
     debug: DebugOption = False,
 ) -> None:
-    """The resolved configuration, each value with its origin."""
+    """The resolved configuration, each value with its origin; and advice on it."""
+    from surefoot.config.notes import notes
+
     session: Session = context.obj
     resolved = _load(recipe, overrides)
     session.say(resolved.as_yaml().rstrip())
-    session.answer({"config": resolved.as_dict(), "origins": resolved.origins})
+    advice = notes(resolved)
+    session.advise(advice)
+    session.answer(
+        {
+            "config": resolved.as_dict(),
+            "origins": resolved.origins,
+            "notes": [finding.as_json() for finding in advice],
+        }
+    )
     session.next((f"surefoot train {recipe} --dry-run", "build it and run one batch"))
 
 

@@ -56,12 +56,14 @@ def train(
 
     from surefoot.build import run_recipe
     from surefoot.config.load import load_recipe
+    from surefoot.config.notes import notes
 
     if resume is not None and recipe is None:
         from surefoot.observe.run_folder import CONFIG_NAME, find_run
 
         recipe = str(find_run(resume) / CONFIG_NAME)
     resolved = load_recipe(recipe or DEFAULT_RECIPE, overrides or [])
+    session.advise(notes(resolved))
     result = run_recipe(
         resolved,
         run_root=runs,
