@@ -227,6 +227,21 @@ def test_a_weight_that_is_none_is_refused(value: float) -> None:
     assert "of numbers" in caught.value.where
 
 
+def test_batches_reach_a_device_of_any_kind() -> None:
+    batch = next(Loader(arrays(), plan(), weight=count, device="meta").iterate())
+    assert all(tensor.is_meta for tensor in batch.data)
+    assert batch.weights == {"loss": 3.0} and batch.samples == 3
+
+
+def test_a_batch_that_cannot_be_read_at_once_names_its_samples() -> None:
+    class Torn(ArraySource):
+        def batch(self, indices: Any) -> Any:
+            raise OSError("torn")
+
+    with pytest.raises(DataError, match="reading samples 0, 1, 2 of torn failed: OSError: torn"):
+        next(Loader(Torn(np.zeros(NUM_SAMPLES), "torn"), plan(shuffle=False), weight=len).iterate())
+
+
 def test_one_reader_at_a_time() -> None:
     loader = Loader(arrays(), plan(), weight=count)
     first = loader.iterate()

@@ -142,6 +142,17 @@ def test_a_dataset_is_fingerprinted_by_its_samples() -> None:
     assert DatasetSource(Own()).fingerprint() == "own:mine"
 
 
+def test_a_sample_that_cannot_be_read_is_named_by_the_fingerprint() -> None:
+    class Torn(Squares):
+        def __getitem__(self, index: int) -> Any:
+            if index == 3:
+                raise OSError("torn")
+            return index
+
+    with pytest.raises(DataError, match="reading sample 3 of heap failed: OSError: torn"):
+        DatasetSource(Torn(), name="heap").fingerprint()
+
+
 def test_a_random_dataset_has_one_fingerprint_and_leaves_no_trace() -> None:
     class Noise(Squares):
         def __getitem__(self, index: int) -> Any:

@@ -25,6 +25,7 @@ import torch
 
 import surefoot
 from surefoot.core.errors import DataError, LoaderStuckError, RequestError
+from surefoot.data import workers as workers_module
 from surefoot.data.loader import Loader, LoaderSettings
 from surefoot.data.order import BatchPlan
 from surefoot.data.sources.arrays import ArraySource
@@ -87,6 +88,28 @@ def test_a_worker_that_sleeps_is_found_too() -> None:
         with pytest.raises(LoaderStuckError, match="gave no answer"):
             list(loader.iterate_once())
         assert processes() == []
+
+
+def test_a_worker_that_never_starts_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_module, "_START_SECONDS", 0.5)
+    monkeypatch.setattr(workers_module, "_serve", lambda *arguments: time.sleep(600))
+    with loader_of(lambda: None, deadline_seconds=0.5) as loader:
+        with pytest.raises(LoaderStuckError, match=r"data worker 0 .* did not start within 1 s"):
+            next(loader.iterate())
+        assert processes() == []
+
+
+def test_work_that_a_worker_does_not_take_is_not_pressed_on_it() -> None:
+    # More indices than a socket holds, and nobody reads them.
+    source = ArraySource(torch.zeros(200_000))
+    settings = LoaderSettings(workers=1, deadline_seconds=1.0, prefetch=8)
+    with Loader(source, BatchPlan(200_000, 100_000), weight=len, settings=settings) as loader:
+        list(loader.iterate_once())
+        for process in processes():
+            process.suspend()
+        with pytest.raises(LoaderStuckError, match="gave no answer within 1 s"):
+            list(loader.iterate_once())
+    assert processes() == []
 
 
 def test_a_slow_worker_within_the_deadline_is_waited_for() -> None:
