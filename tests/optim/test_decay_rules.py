@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+import torch.distributed as distributed
 from torch import nn
 
 from surefoot.optim.decay_rules import (
@@ -160,3 +161,24 @@ def test_a_compiled_model_has_the_names_of_the_bare_one() -> None:
     model[0] = block
     assert list(named_trainable(model)) == bare
     assert bare_module(whole) is whole
+
+
+def test_a_data_parallel_model_has_the_names_of_the_bare_one() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))
+    bare = list(named_trainable(model))
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        assert bare_module(wrapped) is model
+        assert list(named_trainable(wrapped)) == bare
+        assert [tensor.name for tensor in trainable_tensors(wrapped)] == bare
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_a_tensor_with_two_names_in_one_module_has_both() -> None:
+    model = nn.Module()
+    model.first = nn.Parameter(torch.ones(2, 2))
+    model.second = model.first
+    (tensor,) = trainable_tensors(model)
+    assert (tensor.name, tensor.aliases) == ("first", ("second",))

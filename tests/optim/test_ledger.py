@@ -266,6 +266,7 @@ def test_mixed_decay_groups_warns_of_uniform_decay() -> None:
     assert "group 0" in sentence and "1 tensors" in sentence
     assert mixed_decay_groups([{"params": list(model.parameters()), "weight_decay": 0.0}]) == []
     assert mixed_decay_groups(ParameterLedger.build(model, weight_decay=0.1).groups()) == []
+    assert mixed_decay_groups([{"params": list(model.parameters())}]) == []
 
 
 def test_the_ledger_says_which_rule_decided_and_an_override_changes_nothing_by_itself() -> None:
