@@ -360,6 +360,9 @@ def test_sampling_follows_its_own_generator():
     first = model.generate(ids, 8, generator=torch.Generator().manual_seed(4))
     again = model.generate(ids, 8, top_k=31, generator=torch.Generator().manual_seed(4))
     other = model.generate(ids, 8, generator=torch.Generator().manual_seed(5))
+    usual = model.generate(ids, 8, temperature=1.0, generator=torch.Generator().manual_seed(4))
+    assert torch.equal(first, usual)
+    assert torch.equal(model.generate(ids, 0), ids)
     assert torch.equal(torch.get_rng_state(), state)
     assert first.shape == again.shape == (2, 11)
     assert not torch.equal(first, other)
@@ -373,6 +376,7 @@ def test_temperature_sharpens():
     cold = model.generate(ids, 1, temperature=1e-4)
     warm = model.generate(ids, 1, temperature=1e4)
     assert torch.equal(cold, greedy)
+    assert torch.equal(model.generate(ids, 1, temperature=1e-4, top_k=5), greedy)
     assert len(warm[:, -1].unique()) > 15
 
 
