@@ -134,3 +134,13 @@ def test_a_state_without_copies_is_refused() -> None:
     state = built(ones(torch.float32)).state_by_name()
     with pytest.raises(CheckpointError, match="differ"):
         built(ones(torch.bfloat16)).load_state_by_name(state)
+
+
+def test_a_narrow_weight_without_a_gradient_stays() -> None:
+    model = nn.Linear(2, 2).bfloat16()
+    optimizer = built(model, AdamWSection(lr=0.1))
+    before = model.bias.detach().clone(), model.weight.detach().clone()
+    model.weight.grad = torch.ones_like(model.weight)
+    optimizer.step(TRUE)
+    assert torch.equal(model.bias, before[0]) and not torch.equal(model.weight, before[1])
+    assert "bias" not in optimizer.state_by_name()["parameters"]

@@ -92,6 +92,10 @@ def test_a_device_without_verified_kernels_is_named() -> None:
     assert not choose_fused("off", parameters).on
 
 
+def test_float32_and_float64_together_are_fused() -> None:
+    assert choose_fused("on", [torch.zeros(2), torch.zeros(2, dtype=torch.float64)]).on
+
+
 def test_complex_parameters_train_without_the_fused_kernel() -> None:
     model = nn.Module()
     model.w = nn.Parameter(torch.ones(2, 2, dtype=torch.complex64))
