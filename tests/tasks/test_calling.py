@@ -174,8 +174,11 @@ def test_too_few_inputs_are_named():
         def forward(self, left, right):
             return left
 
-    with pytest.raises(ModelError, match=r"gives 1 input by position; Needs.forward needs"):
-        call_model(Needs(), (ONE, TARGET))
+    for use in (call_model, plan_call):
+        with pytest.raises(ModelError, match=r"gives 1 input by position; Needs.forward needs"):
+            use(Needs(), (ONE, TARGET))
+        with pytest.raises(ModelError, match=r"needs \['left', 'right'\]; the batch has \['x'\]"):
+            use(Needs(), {"x": ONE, "y": TARGET})
 
 
 @pytest.mark.parametrize("batch", ["text", (), 3, None])

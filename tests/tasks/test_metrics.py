@@ -63,6 +63,7 @@ def test_names_may_not_change():
 def test_correct_items_are_counted():
     scores = torch.tensor([[3.0, 2, 1], [1, 2, 3], [2, 3, 1], [3, 2, 1]])
     labels = torch.tensor([0, 1, 2, -100])
+    assert correct_sum(scores, labels).item() == 1
     for k, hits in ((1, 1), (2, 2), (3, 3)):
         assert correct_sum(scores, labels, top_k=k).item() == hits
         assert correct_sum(scores.view(2, 2, 3), labels.view(2, 2), top_k=k).item() == hits

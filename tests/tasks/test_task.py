@@ -127,6 +127,8 @@ def test_a_loss_is_one_scalar(loss, message):
     with pytest.raises(ModelError, match=message) as caught:
         FunctionTask(loss).loss_sum(MODEL, batch_of(2))
     assert caught.value.rule
+    named = isinstance(loss(MODEL, batch_of(2)), dict)
+    assert caught.value.where == ("term 'a'" if named else "")
 
 
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
@@ -136,6 +138,8 @@ def test_a_weight_is_a_count(weight):
     with pytest.raises(DataError, match="weight_fn returned") as caught:
         FunctionTask(squared, weight_fn=lambda batch: {"a": weight}).weight(batch_of(2))
     assert "'a'" in caught.value.where
+    assert FunctionTask(squared, weight_fn=lambda batch: 0).weight(batch_of(2)) == 0.0
+    assert FunctionTask(squared, weight_fn=lambda batch: 0.5).weight(batch_of(2)) == 0.5
 
 
 @pytest.mark.parametrize(("loss", "weight"), [(two_terms, count_samples), (squared, two_weights)])
