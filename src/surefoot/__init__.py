@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from surefoot.config.load import load_recipe
     from surefoot.core.errors import ConfigError, SurefootError
     from surefoot.core.reports import EvalReport, Event, Observer, StepReport
+    from surefoot.data.collate import PaddingCollate
+    from surefoot.data.sources.datasets import DatasetSource
     from surefoot.running import RunResult
     from surefoot.tasks.classification import ClassificationTask
     from surefoot.tasks.generation import GenerationTask
@@ -28,6 +30,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ClassificationTask",
     "ConfigError",
+    "DatasetSource",
     "EvalReport",
     "Event",
     "FunctionTask",
@@ -35,6 +38,7 @@ __all__ = [
     "LoadedRun",
     "MultilabelTask",
     "Observer",
+    "PaddingCollate",
     "RegressionTask",
     "RunResult",
     "StepReport",
@@ -51,6 +55,7 @@ __all__ = [
 _HOME_OF = {
     "ClassificationTask": "surefoot.tasks.classification",
     "ConfigError": "surefoot.core.errors",
+    "DatasetSource": "surefoot.data.sources.datasets",
     "EvalReport": "surefoot.core.reports",
     "Event": "surefoot.core.reports",
     "FunctionTask": "surefoot.tasks.task",
@@ -58,6 +63,7 @@ _HOME_OF = {
     "LoadedRun": "surefoot.build",
     "MultilabelTask": "surefoot.tasks.multilabel",
     "Observer": "surefoot.core.reports",
+    "PaddingCollate": "surefoot.data.collate",
     "RegressionTask": "surefoot.tasks.regression",
     "RunResult": "surefoot.running",
     "StepReport": "surefoot.core.reports",

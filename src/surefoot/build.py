@@ -6,6 +6,7 @@ Everything is built before a folder is made, so that a recipe that cannot run le
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -129,16 +130,16 @@ def build_schedule(recipe: Recipe) -> tuple[Schedule, int | None]:
     return make_schedule(recipe, pace), None if isinstance(updates, Undecided) else updates
 
 
+@dataclass(frozen=True)
 class LoadedRun:
     """A trained model, and where it comes from."""
 
-    def __init__(self, model: nn.Module, step: int, checkpoint: Path) -> None:
-        self.model = model
-        """In evaluation mode, on the CPU."""
-        self.step = step
-        """Updates that its weights have seen."""
-        self.checkpoint = checkpoint
-        """The folder that the weights were read from."""
+    model: nn.Module = field(repr=False)
+    """In evaluation mode, on the CPU."""
+    step: int
+    """Updates that its weights have seen."""
+    checkpoint: Path
+    """The folder that the weights were read from."""
 
 
 def load(run: str | Path, model: nn.Module | None = None) -> LoadedRun:
@@ -164,7 +165,8 @@ def load(run: str | Path, model: nn.Module | None = None) -> LoadedRun:
                 "the model of this run was handed in as an object",
                 where=str(folder),
                 rule="a model is built from a recipe, or given",
-                remedy="surefoot.load(RUN, model=MyModel())",
+                remedy=f'surefoot.load("{folder}", model=M), M of the class and sizes that were '
+                "trained",
             )
         model = materials.build_model(architecture)
     weights = join_tree(snapshot)["model"]

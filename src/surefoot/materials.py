@@ -5,9 +5,11 @@ The user's own code is imported by name, never evaluated, and printed. Nothing i
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import importlib
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -134,13 +136,22 @@ def open_data(recipe: Recipe, cache_dir: Path | None = None) -> tuple[DataSplits
 
 def open_custom_data(section: CustomDataSection) -> DataSplits:
     """The user's own dataset; its attribute `sizes` (a mapping), if any, feeds `from-data`."""
-    made = import_target(section.target, "data.target")(**section.arguments)
+    made = call_target(section.target, section.arguments, "data.target")
     sizes: Mapping[str, int] = getattr(made, "sizes", {})
     train = as_source(made, section.target)
     if section.validation_target != "none":
-        other = import_target(section.validation_target, "data.validation_target")
-        validation = as_source(other(**section.validation_arguments), section.validation_target)
+        other = call_target(
+            section.validation_target, section.validation_arguments, "data.validation_target"
+        )
+        validation = as_source(other, section.validation_target)
         return DataSplits(train, {"validation": validation}, sizes)
+    if section.validation_arguments:
+        raise RequestError(
+            "data.validation_arguments are given, but no data.validation_target",
+            where="data.validation_arguments",
+            rule="they are the arguments of what validation_target names",
+            remedy=f"write validation_target: {section.target}, or leave them out",
+        )
     if isinstance(train, StreamSource) or not section.validation_fraction:
         return DataSplits(train, {}, sizes)
     train, held_out = split_source(train, section.validation_fraction)
@@ -180,7 +191,7 @@ def build_model(architecture: Mapping[str, Any]) -> nn.Module:
     if kind in MODELS:
         config, model = MODELS[kind]
         return model(config(**fields))
-    made = import_target(fields["target"], "model.target")(**dict(fields["arguments"]))
+    made = call_target(fields["target"], dict(fields["arguments"]), "model.target")
     if not isinstance(made, nn.Module):
         raise ModelError(
             f"{fields['target']} gave a {type(made).__name__}",
@@ -222,7 +233,7 @@ def build_task(recipe: Recipe, sizes: Mapping[str, Any], text: TextData | None =
                 section.unit,
             )
         case _:
-            made: Task = import_target(section.target, "task.target")(**section.arguments)
+            made: Task = call_target(section.target, section.arguments, "task.target")
             return made
 
 
@@ -258,6 +269,29 @@ def freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
             parameter.requires_grad_(False)
 
 
+def call_target(target: str, arguments: Mapping[str, Any], where: str) -> Any:
+    """Imports `package.module:Name` and calls it with the arguments of the recipe.
+
+    Raises:
+        RequestError: it is not there, or does not take these arguments.
+    """
+    found = import_target(target, where)
+    try:
+        inspect.signature(found).bind(**arguments)
+    except TypeError as error:
+        raise RequestError(
+            f"{target} cannot be called so: {error}",
+            where=f"{where} with {dict(arguments)}",
+            rule="arguments are passed by name",
+            remedy=f"it is {target.partition(':')[2]}{inspect.signature(found)}"
+            if callable(found)
+            else "name a class or function",
+        ) from error
+    except ValueError:
+        pass  # Some classes written in C do not tell their signature.
+    return found(**arguments)
+
+
 def import_target(target: str, where: str) -> Any:
     """Imports `package.module:Name`; evaluates nothing.
 
@@ -268,6 +302,13 @@ def import_target(target: str, where: str) -> Any:
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise RequestError(
+                f"{module_name} was found, but imports {error.name}, which is not there",
+                where=where,
+                rule="the user's own code is imported with all that it imports",
+                remedy=f"install {error.name}, or correct the import",
+            ) from error
         raise RequestError(
             f"there is no module {module_name}",
             where=where,
@@ -277,10 +318,18 @@ def import_target(target: str, where: str) -> Any:
     for name in path.split("."):
         if not hasattr(found, name):
             raise RequestError(
-                f"{module_name} has no {path}", where=where, rule="package.module:Name"
+                f"{module_name} has no {path}",
+                where=where,
+                rule="package.module:Name",
+                remedy=_near_name(name, dir(found)),
             )
         found = getattr(found, name)
     return found
+
+
+def _near_name(name: str, names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]}?" if near else "name a class or function of that module"
 
 
 def _path_or_none(path: str) -> str | None:

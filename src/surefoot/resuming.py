@@ -133,7 +133,8 @@ def accept_differences(
             + "\n  - ".join(refused),
             where="the configuration of the run",
             rule="a resumed run is the same run",
-            remedy="leave them, name each with --accept-change FIELD, or start a new run",
+            remedy="leave them, accept each by name (--accept-change FIELD; in Python "
+            "fit(resume=RUN, accept=[FIELD])), or start a new run",
         )
     return changes
 

@@ -39,7 +39,8 @@ class RunResult:
     step: int
     metrics: Mapping[str, float]
     """Latest value of each metric, as SET/METRIC."""
-    model: nn.Module
+    model: nn.Module = field(repr=False)
+    """The trained module itself."""
 
 
 @dataclass

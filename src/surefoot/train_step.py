@@ -12,6 +12,7 @@ from surefoot.assembly import make_trainable, prepare_device
 from surefoot.config.load import resolve_settings
 from surefoot.config.sections import Settings
 from surefoot.core.counting import Pace
+from surefoot.core.errors import RequestError
 from surefoot.core.reports import Observer, StepReport
 from surefoot.data.batch import SINGLE_TERM, MicroBatch, move_to
 from surefoot.data.order import Cursor
@@ -19,7 +20,7 @@ from surefoot.engine.evaluate import evaluate
 from surefoot.engine.window import gather_window
 from surefoot.state.checkpoint import newest_whole, write_checkpoint
 from surefoot.tasks.task import LossSum, Task, count_samples
-from surefoot.trainer import as_task
+from surefoot.trainer import as_task, checked_model
 
 
 class TrainStep:
@@ -41,6 +42,7 @@ class TrainStep:
 
     Raises:
         ConfigError: everything that is wrong with the settings, at once.
+        RequestError: the model is no module, or the task no task, or `train.accumulation` is given.
     """
 
     def __init__(
@@ -53,12 +55,19 @@ class TrainStep:
     ) -> None:
         # The batches are the caller's: a micro-batch size would say nothing.
         train = {"micro_batch": 1, **settings.get("train", {})}
+        if train.get("accumulation", 1) != 1:
+            raise RequestError(
+                "TrainStep does not take train.accumulation",
+                where="settings",
+                rule="a window is the batches of one call",
+                remedy="leave it out, and call step(first, second, third, fourth)",
+            )
         self.settings: Settings = resolve_settings({**settings, "train": train}).config
         self.task = as_task(task)
         self.device = prepare_device(self.settings)
         pace = Pace(samples_per_update=1)
         self._parts = make_trainable(
-            model, self.task, self.settings, self.device, pace, tuple(observers)
+            checked_model(model), self.task, self.settings, self.device, pace, tuple(observers)
         )
         self.model = model
 
@@ -76,7 +85,14 @@ class TrainStep:
         Raises:
             NonFiniteError: the update before was not finite and the guard stops.
             DataError: a batch cannot be counted or holds a value out of range.
+            RequestError: there is no batch.
         """
+        if not batches:
+            raise RequestError(
+                "step() was called without a batch",
+                rule="an update needs at least one micro-batch",
+                remedy="call step(batch), or step(*batches) with a list that is not empty",
+            )
         window = gather_window([self._micro_batch(batch) for batch in batches])
         self._parts.update(window)
         return self._parts.log.latest

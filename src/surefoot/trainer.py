@@ -17,6 +17,7 @@ from surefoot.assembly import Assembly, Material, assemble, prepare_process
 from surefoot.config.load import Resolved, resolve_settings
 from surefoot.config.sections import Settings
 from surefoot.config.yaml_text import read_yaml
+from surefoot.core.errors import RequestError
 from surefoot.core.reports import Observer
 from surefoot.data.sources.datasets import as_source
 from surefoot.materials import Prepared
@@ -24,7 +25,14 @@ from surefoot.observe.run_folder import RunFolder
 from surefoot.recording import config_of, needed_bytes, train_in_folder
 from surefoot.resuming import Resumption, accept_differences
 from surefoot.running import RunResult
-from surefoot.tasks.task import FunctionTask, LossSum, MetricSums, Task, Weight
+from surefoot.tasks.task import (
+    FunctionTask,
+    LossSum,
+    MetricSums,
+    Task,
+    Weight,
+    checked_metric,
+)
 
 MetricFunction = Callable[[nn.Module, Any], tuple[Tensor, float | Tensor]]
 """`(model, batch) -> (numerator, denominator)`, both sums over the batch."""
@@ -36,19 +44,23 @@ class Trainer:
     Args:
         model: any module; what has `requires_grad` is trained.
         data: a map-style dataset, arrays or tensors (one, a tuple or a dict), a stream with its own
-            state, or a source.
+            state, or a source. Not a DataLoader: batches are made here, so that a resume is exact.
+            In samples with names, `forward` is passed the entries that it names, and the target is
+            the entry `labels`, `label`, `targets`, `target` or `y`.
         task: one of `surefoot.tasks`, or a plain `loss(model, batch) -> sum` over the samples of
             the batch; give `FunctionTask(loss, weight_fn)` where a loss counts something else.
         validation: one data set, or several by name.
         metrics: further metrics of the evaluation, by name.
         settings: the sections of a recipe but model, data and task; `train.horizon` and
-            `train.micro_batch` have no default.
+            `train.micro_batch` have no default. `surefoot show config diabetes-mlp` lists all keys;
+            the run's `config.yaml` holds the value of each.
         observers: receive every report; they cannot change the run.
         runs: the folder in which the run folder is made.
 
     Raises:
         ConfigError: everything that is wrong with the settings, at once.
         DataError: the data is none that can be trained on.
+        RequestError: the model is no module, or the task no task.
     """
 
     def __init__(
@@ -66,7 +78,7 @@ class Trainer:
         self.resolved: Resolved[Settings] = resolve_settings(settings)
         self.name = _run_name(model)
         self._material = Material(
-            model=model,
+            model=checked_model(model),
             task=with_metrics(as_task(task), metrics or {}),
             train=as_source(data, "training data"),
             validation=_sources(validation),
@@ -118,8 +130,42 @@ class Trainer:
 
 
 def as_task(task: Task | Callable[[nn.Module, Any], LossSum]) -> Task:
-    """The task itself, or the task of a plain loss that sums over the samples of a batch."""
+    """The task itself, or the task of a plain loss that sums over the samples of a batch.
+
+    Raises:
+        RequestError: it is a class, a loss of torch's that knows no model, or cannot be called.
+    """
+    name = getattr(task, "__name__", type(task).__name__)
+    rule = "a task is one of surefoot.*Task, or a function loss(model, batch) -> sum"
+    if isinstance(task, type):
+        raise RequestError(
+            f"the task is the class {name}", rule=rule, remedy=f"call it: {name}(...)"
+        )
+    if isinstance(task, nn.Module) or not (callable(task) or isinstance(task, Task)):
+        raise RequestError(
+            f"the task is a {type(task).__name__}",
+            rule=rule,
+            remedy="take the task that fits, such as ClassificationTask(num_classes), or write a "
+            "function that calls the model and returns the loss summed over the batch",
+        )
     return task if isinstance(task, Task) else FunctionTask(task)
+
+
+def checked_model(model: Any) -> nn.Module:
+    """The model, if it is one.
+
+    Raises:
+        RequestError: it is no module, such as a class that was not called.
+    """
+    if isinstance(model, nn.Module):
+        return model
+    is_class = isinstance(model, type)
+    raise RequestError(
+        f"the model is {'the class' if is_class else 'a'} "
+        f"{model.__name__ if is_class else type(model).__name__}",
+        rule="a model is a torch.nn.Module",
+        remedy=f"call it: {model.__name__}(...)" if is_class else "wrap it in a module",
+    )
 
 
 class TaskWithMetrics:
@@ -144,7 +190,10 @@ class TaskWithMetrics:
         return self.task.loss_sum(model, batch)
 
     def metric_sums(self, model: nn.Module, batch: Any) -> MetricSums:
-        further = {name: metric(model, batch) for name, metric in self.metrics.items()}
+        further = {
+            name: checked_metric(name, metric(model, batch))
+            for name, metric in self.metrics.items()
+        }
         return {**self.task.metric_sums(model, batch), **further}
 
 

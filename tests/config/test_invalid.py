@@ -83,7 +83,7 @@ def test_an_unknown_key_inside_a_list() -> None:
         ("schedule.kind", "cosine", "unknown kind 'cosine'", "'warmup_cosine'"),
         ("schedule.kind", 3, "unknown kind '3'", ""),
         ("model", {"num_layers": 2}, "missing", "one of gpt, resnet, mlp, custom"),
-        ("train.micro_batch", "8", "must be a valid integer, not '8'", ""),
+        ("train.micro_batch", "8", "must be a valid integer, not the text '8'", ""),
         ("train.micro_batch", 8.0, "must be a valid integer, not 8.0", ""),
         ("train.micro_batch", True, "must be a valid integer, not True", ""),
         ("train.micro_batch", 0, "must be greater than or equal to 1, not 0", ""),

@@ -85,7 +85,10 @@ def inspect(
         return EXIT_FOUND
     if folder.parent.name == "checkpoints":
         run = folder.parent.parent
-        session.next((f"surefoot train --resume {run}", "goes on from the newest checkpoint"))
+        command = f"surefoot train --resume {run}"
+        if manifest.about.get("architecture", "unknown") is None:
+            command = f'trainer.fit(resume="{run}")'
+        session.next((command, "goes on from the newest checkpoint"))
     return EXIT_DONE
 
 

@@ -6,6 +6,8 @@ request are answered at once.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from typing import Annotated, NoReturn
 
@@ -68,4 +70,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def main() -> NoReturn:
     """Run the command line and exit."""
+    # A console script starts with its own folder on the path, not with the one it was called in:
+    # `package.module:Name` would not be found there. Last, so that nothing is shadowed by it.
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
     raise SystemExit(run())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,9 +60,7 @@ def train(
     from surefoot.config.notes import notes
 
     if resume is not None and recipe is None:
-        from surefoot.observe.run_folder import CONFIG_NAME, find_run
-
-        recipe = str(find_run(resume) / CONFIG_NAME)
+        recipe = _recipe_of(resume)
     resolved = load_recipe(recipe or DEFAULT_RECIPE, overrides or [])
     session.advise(notes(resolved))
     result = run_recipe(
@@ -72,7 +71,27 @@ def train(
         dry_run=dry_run,
         console=session.console,
     )
-    return _tell(session, result, recipe, runs)
+    return _tell(session, result, recipe, overrides or [], runs)
+
+
+def _recipe_of(run: Path) -> str:
+    """The configuration file of a run that began with a recipe.
+
+    Raises:
+        RequestError: the run began in Python, with a model that no recipe names.
+    """
+    from surefoot.config.yaml_text import read_yaml
+    from surefoot.observe.run_folder import CONFIG_NAME, find_run
+
+    path = find_run(run) / CONFIG_NAME
+    if path.is_file() and "model" not in read_yaml(path.read_text(encoding="utf-8"), path.name)[0]:
+        raise RequestError(
+            "this run was started in Python, with a model handed in as an object",
+            where=str(run),
+            rule="the command resumes what a recipe describes",
+            remedy=f'in the script that made its Trainer: trainer.fit(resume="{run}")',
+        )
+    return str(path)
 
 
 def _check_request(
@@ -106,7 +125,9 @@ def _check_request(
         )
 
 
-def _tell(session: Session, result: RunResult, recipe: str | None, runs: Path) -> int:
+def _tell(
+    session: Session, result: RunResult, recipe: str | None, overrides: list[str], runs: Path
+) -> int:
     """Prints the end of a run and what to do next; returns the exit code."""
     stopped = result.status == "stopped"
     code = EXIT_STOPPED if stopped else EXIT_DONE
@@ -124,7 +145,8 @@ def _tell(session: Session, result: RunResult, recipe: str | None, runs: Path) -
     for name, value in result.metrics.items():
         session.say(f"  {name}  {format_number(value)}")
     if result.folder is None:
-        command = " ".join(["surefoot", "train", *([recipe] if recipe else [])])
+        sets = [word for override in overrides for word in ("--set", override)]
+        command = shlex.join(["surefoot", "train", *([recipe] if recipe else []), *sets])
         session.next((command, "the same, for real"))
     elif stopped:
         session.next((f"surefoot train --resume {result.folder}", "goes on where it stopped"))

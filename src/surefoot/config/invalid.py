@@ -97,13 +97,16 @@ def _explained(
         case "extra_forbidden":
             return _unknown_key(keys, given, model)
         case "missing":
-            return Violation(path, "", "missing: this key has no default", f"add {path}")
+            return Violation(path, "", "missing: this key has no default", _to_add(keys, model))
         case "union_tag_not_found":
             kinds = ", ".join(kinds_of(model, keys[0]))
             return Violation(f"{path}.kind", "", "missing", f"add {path}.kind, one of {kinds}")
         case "union_tag_invalid":
             kinds = ", ".join(kinds_of(model, keys[0]))
             rule = f"unknown kind {context['tag']!r}; one of {kinds}"
+            if ":" in str(context["tag"]) and "custom" in kinds_of(model, keys[0]):
+                own = f"for your own code write kind: custom and target: {context['tag']}"
+                return Violation(f"{path}.kind", "", rule, own)
             near = _near(str(context["tag"]), kinds_of(model, keys[0]))
             return Violation(f"{path}.kind", "", rule, near)
         case "literal_error":
@@ -113,7 +116,23 @@ def _explained(
         case "model_type" | "model_attributes_type" | "dict_type":
             return Violation(path, "", f"must be a section of keys, not {got!r}")
     message = detail["msg"].replace("Input should", "must", 1)
+    if isinstance(got, str) and _is_number(got):
+        return Violation(path, "", f"{message}, not the text {got!r}", "write it without quotes")
     return Violation(path, "", f"{message}, not {got!r}")
+
+
+def _to_add(keys: list[str], model: type[BaseModel]) -> str:
+    """What to add for a key that is missing: of a section, what it must hold itself."""
+    path = ".".join(keys)
+    if len(keys) > 1 or keys[0] not in model.model_fields:
+        return f"add {path}"
+    members = _members(model.model_fields[keys[0]])
+    if len(members) == 1:
+        required = [n for n, f in members[0].model_fields.items() if f.is_required()]
+        return "add " + " and ".join(f"{path}.{name}" for name in required or [""]).rstrip(".")
+    if kinds := kinds_of(model, keys[0]):
+        return f"add {path}.kind, one of {', '.join(kinds)}"
+    return f"add {path}"
 
 
 def _unknown_key(keys: list[str], given: Mapping[str, Any], model: type[BaseModel]) -> Violation:
@@ -121,6 +140,9 @@ def _unknown_key(keys: list[str], given: Mapping[str, Any], model: type[BaseMode
     here, path = ".".join(around), ".".join(keys)
     siblings = _fields_at(model, around, given)
     rule = "unknown key"
+    if "." in word:
+        inner = "".join(f"{{{part!r}: " for part in word.split("."))
+        return Violation(path, "", rule, f"sections are nested: {inner}...{'}' * inner.count('{')}")
     if around and isinstance(kind := _at(given, around).get("kind"), str):
         rule = f"unknown key for {here} of kind {kind!r}"
     everywhere = _all_paths(model, given)
@@ -136,6 +158,14 @@ def _unknown_key(keys: list[str], given: Mapping[str, Any], model: type[BaseMode
         known = "known here: " + ", ".join(siblings) if siblings else ""
         return Violation(path, "", rule, known)
     return Violation(path, "", rule, f"did you mean {meant}?")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _near(word: str, choices: Iterable[str]) -> str:

@@ -43,7 +43,7 @@ class StepReport:
     weight_norm: float | None = None
     """Global weight norm after the update, on the updates that measure it."""
     step_seconds: float = 0.0
-    """Wall time from the end of the previous update's call to the end of this one's."""
+    """Wall time from the end of the update before to the end of this one."""
     data_seconds: float = 0.0
     """Part of it spent waiting for data."""
     memory_bytes: int = 0

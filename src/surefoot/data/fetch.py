@@ -134,7 +134,8 @@ def collated(source: Any, samples: Sequence[Any], ids: Sequence[int]) -> Any:
             f"samples of {source.name} do not fit into one batch: {error}",
             where=shapes + ("; …" if len(samples) > 8 else ""),
             rule="the samples of a micro-batch have equal types and shapes",
-            remedy="give the dataset a collate function, such as PaddingCollate",
+            remedy="give surefoot.DatasetSource(dataset, collate=surefoot.PaddingCollate()), or a "
+            "collate function of your own",
         ) from error
 
 

@@ -49,12 +49,13 @@ class ReportLog:
         self._counts_tokens = counts_tokens
         self._memory_bytes = memory_bytes
         self._in_flight: PendingReport | None = None
-        self._last_time = time.perf_counter()
+        self._last_time = self._handed_over = time.perf_counter()
 
     def hand_over(self, pending: PendingReport) -> None:
         """Takes the report of the update just queued; an older one is settled first."""
         self.settle()
         self._in_flight = pending
+        self._handed_over = time.perf_counter()
 
     def settle(self) -> int:
         """Waits for the update in flight, if any; returns the count of updates completed.
@@ -82,7 +83,9 @@ class ReportLog:
         applied = weight > 0 and math.isfinite(scalars["grad_norm"])
         tokens = round(weight) if self._counts_tokens else 0
         self.progress.consume(window.samples, tokens, window.cursor_after, applied)
-        now = time.perf_counter()
+        # A device is behind the host: its update ends about when its numbers arrive. One that was
+        # computed at once has ended then, however much later its report is settled.
+        ended = self._handed_over if pending.computed_at_once else time.perf_counter()
         report = StepReport(
             step=self.progress.step,
             window=self.progress.window,
@@ -99,12 +102,12 @@ class ReportLog:
             loss_scale=scalars["loss_scale"],
             sample_ids=window.sample_ids,
             weight_norm=scalars.get("weight_norm"),
-            step_seconds=now - self._last_time,
+            step_seconds=ended - self._last_time,
             data_seconds=window.data_seconds,
             memory_bytes=self._memory_bytes(),
             time=time.time(),
         )
-        self._last_time = now
+        self._last_time = ended
         self.latest = report
         for observer in self.observers:
             observer.on_step(report)

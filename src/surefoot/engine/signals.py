@@ -28,6 +28,8 @@ class PendingReport:
     read: Callable[[], list[float]]
     """Waits for the scalars and returns them, in the order of `names`."""
     rates: Mapping[str, float]
+    computed_at_once: bool = False
+    """Whether the update was complete when it was queued, as on a CPU."""
 
     def scalars(self) -> dict[str, float]:
         return dict(zip(self.names, self.read(), strict=True))
@@ -92,8 +94,14 @@ class Signals:
         """Queues the copy of `scalars` (and of the weight norm when it is due after `step`)."""
         due = (step + 1) % self._weight_norm_every_steps == 0
         sent = {**scalars, "weight_norm": self._measure_weight_norm()} if due else scalars
+        numbers = tuple(sent.values())
         return PendingReport(
-            window, denominators, tuple(sent), self._mailbox.send(tuple(sent.values())), rates
+            window,
+            denominators,
+            tuple(sent),
+            self._mailbox.send(numbers),
+            rates,
+            computed_at_once=numbers[0].device.type == "cpu",
         )
 
     @staticmethod
@@ -101,5 +109,5 @@ class Signals:
         """The report of a window that carries no weight: there was nothing to compute."""
         nothing = {"loss": 0.0, "grad_norm": 0.0, "loss_scale": 1.0}
         return PendingReport(
-            window, denominators, tuple(nothing), lambda: list(nothing.values()), {}
+            window, denominators, tuple(nothing), lambda: list(nothing.values()), {}, True
         )

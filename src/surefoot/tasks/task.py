@@ -147,8 +147,23 @@ class FunctionTask:
                     rule="that name belongs to the loss",
                     remedy="rename the metric",
                 )
-            sums[name] = metric(model, batch)
+            sums[name] = checked_metric(name, metric(model, batch))
         return sums
+
+
+def checked_metric(name: str, found: Any) -> tuple[Tensor, float | Tensor]:
+    """What a metric of the user's own returned, if it is a pair of sums.
+
+    Raises:
+        ModelError: it is anything else, such as a mean.
+    """
+    if isinstance(found, (tuple, list)) and len(found) == 2 and isinstance(found[0], Tensor):
+        return found[0], found[1]
+    raise ModelError(
+        f"metric {name!r} returned a {type(found).__name__}",
+        rule="a metric is (numerator, denominator), the first a tensor, both sums over the batch",
+        remedy="return for example (correct.sum(), len(correct)); the division comes at the end",
+    )
 
 
 def loss_terms(loss: LossSum, weight: Weight) -> MetricSums:
@@ -190,6 +205,7 @@ def _checked_scalar(value: Any, term: str) -> Tensor:
             f"loss_fn returned a {type(value).__name__}",
             where=place,
             rule="a loss is a 0-dim tensor, or a dict of them",
+            remedy="return the sum as torch gives it, without .item()",
         )
     if value.dim() != 0:
         raise ModelError(

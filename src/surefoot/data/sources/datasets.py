@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from surefoot.core.errors import DataError, MissingDataError, RequestError, SurefootError
 from surefoot.data.augment import preserved_cpu_rng, seed_for_sample
@@ -225,6 +225,14 @@ def as_source(data: Any, name: str = "") -> Any:
     by_index = hasattr(data, "__len__") and hasattr(data, "__getitem__")
     if by_index and not isinstance(data, (Mapping, tuple)):
         return DatasetSource(data, name=name)
+    if isinstance(data, DataLoader):
+        raise DataError(
+            "a DataLoader has batched and shuffled already",
+            where=name,
+            rule="samples are drawn here, so that a resumed run sees the same ones",
+            remedy="give loader.dataset; its batch size is train.micro_batch, its workers "
+            "loader.workers, its collate_fn surefoot.DatasetSource(dataset, collate=...)",
+        )
     raise DataError(
         f"{type(data).__name__} is no data that can be trained on",
         rule="arrays, a dataset with __len__ and __getitem__, or an iterable with state_dict and "
