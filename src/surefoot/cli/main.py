@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from surefoot.cli import checkpoint, failure, runs, show, train
+from surefoot.cli import audit, checkpoint, failure, runs, show, train
 from surefoot.cli.session import Session
 from surefoot.core.errors import EXIT_DONE
 
@@ -26,6 +26,7 @@ app = typer.Typer(
     epilog="Begin with: surefoot train",
 )
 app.command("train")(train.train)
+app.command("audit", context_settings=audit.CONTEXT)(audit.audit)
 app.add_typer(show.app, name="show")
 app.command("runs")(runs.list_runs)
 app.add_typer(checkpoint.app, name="checkpoint")

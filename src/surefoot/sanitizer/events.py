@@ -1,0 +1,380 @@
+"""What the probe reports: typed, frozen events with a sequence number and the user's place.
+
+An event lives while it is handed round. It may hold live tensors and modules; whoever wants to
+keep something takes numbers, names and sites from it, never the tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from surefoot.sanitizer.frames import Site
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from surefoot.sanitizer.graph import LossTerm
+    from surefoot.sanitizer.state import (
+        LoaderState,
+        OptimizerState,
+        ParameterState,
+        ScalerState,
+        SchedulerState,
+        UpdateRecord,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What all events have."""
+
+    seq: int
+    site: Site
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerCreated(Event):
+    """An optimizer was constructed."""
+
+    optimizer: OptimizerState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBegin(Event):
+    """An optimizer is about to step; gradients are as the step will see them."""
+
+    optimizer: OptimizerState
+    closure: bool
+    inside_backward: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEnd(Event):
+    """An optimizer has stepped."""
+
+    optimizer: OptimizerState
+    update: UpdateRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroGrad(Event):
+    """`zero_grad` of an optimizer or a module has run."""
+
+    parameters: Sequence[ParameterState]
+    had_gradient: int
+    """How many of them held a gradient before."""
+    inside_step: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackwardBegin(Event):
+    """`backward` is about to run; the graph is whole."""
+
+    roots: Sequence[torch.Tensor]
+    walk: bool
+    """Whether this backward is one of the sampled ones for which a walk of the graph is paid."""
+    terms: Sequence[LossTerm]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackwardEnd(Event):
+    """`backward` has run."""
+
+    root_shape: tuple[int, ...]
+    changed: Sequence[ParameterState]
+    """Parameters whose gradient this backward changed."""
+    optimizers: Sequence[OptimizerState]
+    inside_step: bool
+    graph_uses: int
+    """How often this root's graph node was backpropagated, this time included."""
+    terms: Sequence[LossTerm]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientsAsked(Event):
+    """`torch.autograd.grad` was called."""
+
+    inside_step: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clip(Event):
+    """Gradients were clipped."""
+
+    kind: str
+    """`norm` or `value`."""
+    limit: float
+    parameters: Sequence[ParameterState]
+    unknown_tensors: int
+    """Tensors that belong to no optimizer seen."""
+    with_gradient: int
+    norm: float | None
+    """The norm before clipping, where reading it costs no synchronisation."""
+    inside_step: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossScaled(Event):
+    """A gradient scaler scaled a loss."""
+
+    scaler: ScalerState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unscaled(Event):
+    """A gradient scaler unscaled the gradients of an optimizer."""
+
+    scaler: ScalerState
+    optimizer: OptimizerState | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalerStepped(Event):
+    """`scaler.step(optimizer)` has run; `stepped` tells whether the optimizer did."""
+
+    scaler: ScalerState
+    optimizer: OptimizerState | None
+    stepped: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalerUpdated(Event):
+    """`scaler.update()` has run."""
+
+    scaler: ScalerState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerCreated(Event):
+    """A learning-rate scheduler was constructed."""
+
+    scheduler: SchedulerState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerStep(Event):
+    """A learning-rate scheduler was stepped by the user (not by its own constructor)."""
+
+    scheduler: SchedulerState
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardBegin(Event):
+    """An outermost module with parameters is called."""
+
+    module: nn.Module
+    training: bool
+    grad_enabled: bool
+    arguments: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardEnd(Event):
+    """An outermost module with parameters has answered."""
+
+    module: nn.Module
+    training: bool
+    grad_enabled: bool
+    autocast: torch.dtype | None
+    arguments: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+    output: Any
+    active_dropout: int
+    """Dropout layers with p > 0 that ran in train mode during this call."""
+    active_batch_norm: int
+    """BatchNorm layers that updated or used batch statistics during this call."""
+    idle_sensitive: int
+    """Dropout and BatchNorm layers that ran in eval mode during this call."""
+    input_grad: bool
+    """Whether an input asks for a gradient of its own (attribution, adversarial inputs)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmoduleFirstCalled(Event):
+    """A module was called for the first time, inside an outermost module."""
+
+    module: nn.Module
+    root: nn.Module
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchNormCalled(Event):
+    """A BatchNorm layer in train mode is about to run."""
+
+    module: nn.Module
+    root: nn.Module
+    batch: int
+    values_per_channel: int
+    grad_enabled: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropoutCalled(Event):
+    """`F.dropout` (or a sibling) drew a mask."""
+
+    probability: float
+    owner: nn.Module | None
+    """The innermost module whose forward is running; the Dropout layer itself if it is one."""
+    root: nn.Module | None
+    root_training: bool
+    registered: bool
+    """Whether `owner` is a module inside `root`."""
+    owner_is_dropout: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModeChanged(Event):
+    """`train()` or `eval()` was called by the user."""
+
+    module: nn.Module
+    training: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossCalled(Event):
+    """A loss function of torch has run."""
+
+    name: str
+    input: torch.Tensor
+    target: torch.Tensor
+    options: Mapping[str, Any]
+    output: torch.Tensor
+    grad_enabled: bool
+    call: int
+    """How many calls of this function from this place there were, this one included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingCalled(Event):
+    """`F.embedding` has run."""
+
+    ids: torch.Tensor
+    weight: torch.Tensor
+    padding_idx: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderStarted(Event):
+    """A DataLoader is iterated anew."""
+
+    loader: LoaderState
+    owner: Any
+    """The DataLoader."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFetched(Event):
+    """A DataLoader gave a batch."""
+
+    loader: LoaderState
+    batch: Any
+    index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderEnded(Event):
+    """A DataLoader ran to its end."""
+
+    loader: LoaderState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seeded(Event):
+    """A global random stream was seeded."""
+
+    library: str
+    seed: object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved(Event):
+    """`torch.save` has run."""
+
+    contents: Any
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded(Event):
+    """`torch.load` has run."""
+
+    contents: Any
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateTaken(Event):
+    """`state_dict()` was called by the user on an object of this kind."""
+
+    kind: str
+    owner: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateRestored(Event):
+    """`load_state_dict()` was called by the user on an object of this kind."""
+
+    kind: str
+    """`module`, `optimizer`, `scheduler`, `scaler`."""
+    owner: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatisticsUpdated(Event):
+    """`update_bn` has run."""
+
+    module: nn.Module
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelWrapped(Event):
+    """A module was wrapped in DistributedDataParallel."""
+
+    wrapper: nn.Module
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective(Event):
+    """A collective of torch.distributed ran on a gradient or a parameter."""
+
+    name: str
+    on_gradient: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReport(Event):
+    """What a data worker process told about its random streams."""
+
+    worker: int
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synchronised(Event):
+    """The host waited for a device, asked by the user's own line."""
+
+    how: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnded(Event):
+    """The script is over."""
+
+    outcome: str
+    """`completed`, `crashed`, `stopped` (by `--steps`) or `interrupted`."""
+
+
+def handler_name(kind: type[Event]) -> str:
+    """The method that a rule defines to receive events of this kind.
+
+    >>> handler_name(BackwardEnd)
+    'on_backward_end'
+    """
+    letters = ["_" + c.lower() if c.isupper() else c for c in kind.__name__]
+    return "on" + "".join(letters)

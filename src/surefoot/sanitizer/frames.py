@@ -1,0 +1,69 @@
+"""Where in the user's own code something was called from.
+
+A frame is the user's when its file lies outside Python's library, the installed packages and
+surefoot itself. Never keeps a frame: frames keep every local variable alive.
+"""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+import sysconfig
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+
+class Site(NamedTuple):
+    """A place in the user's code."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{os.path.basename(self.file)}:{self.line}" if self.file else "unknown place"
+
+
+NOWHERE = Site("", 0, "")
+
+
+def _library_roots() -> tuple[str, ...]:
+    roots = {os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}
+    roots |= {sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+    roots |= set(site.getsitepackages())
+    roots.add(os.path.dirname(os.path.abspath(os.__file__)))
+    return tuple(os.path.join(os.path.realpath(root), "") for root in sorted(roots))
+
+
+_ROOTS = _library_roots()
+_known: dict[str, bool] = {}
+
+
+def is_user_file(file: str) -> bool:
+    """Whether `file` is the user's own code."""
+    known = _known.get(file)
+    if known is None:
+        known = not file.startswith("<") and not os.path.realpath(file).startswith(_ROOTS)
+        known = known and "site-packages" not in file and "dist-packages" not in file
+        _known[file] = known
+    return known
+
+
+def user_site(depth: int = 1) -> Site:
+    """The innermost place in the user's code, `depth` frames up from the caller."""
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None:
+        code: CodeType = frame.f_code
+        if is_user_file(code.co_filename):
+            return Site(code.co_filename, frame.f_lineno, code.co_qualname)
+        frame = frame.f_back
+    return NOWHERE
+
+
+def called_by_user(depth: int = 2) -> bool:
+    """Whether the frame `depth` up is the user's own, with no library between."""
+    try:
+        return is_user_file(sys._getframe(depth).f_code.co_filename)
+    except ValueError:
+        return False

@@ -1,0 +1,105 @@
+"""Observes backward passes and the graph they start from. Runs no node of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from surefoot.sanitizer import events as ev
+from surefoot.sanitizer import graph
+from surefoot.sanitizer.frames import user_site
+from surefoot.sanitizer.probe.patches import Patches
+from surefoot.sanitizer.trace import Trace
+
+
+def attach(patches: Patches) -> None:
+    trace = patches.trace
+
+    def backward(original: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
+        roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        uses, terms, scaled = trace.safely(_before, trace, roots) or (1, (), False)
+        trace.causes.append("backward")
+        try:
+            original(tensors, *args, **kwargs)
+            trace.safely(_after, trace, roots, uses, terms, scaled)
+        finally:
+            trace.causes.pop()
+
+    def grad(original: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        trace.safely(_asked, trace)
+        return result
+
+    def saved_hooks(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        graph.saved_hooks_seen = True
+        return original(self, *args, **kwargs)
+
+    graph.saved_hooks_seen = False
+    patches.around(torch.autograd, "backward", backward, rebind=True)
+    patches.around(torch.autograd, "grad", grad, rebind=True)
+    patches.around(torch.autograd.graph.saved_tensors_hooks, "__enter__", saved_hooks)
+
+
+def _before(trace: Trace, roots: Sequence[torch.Tensor]) -> tuple[int, Any, bool]:
+    trace.observe_gradients(trace.all_parameters())
+    walk = trace.walk_now()
+    trace.backwards += 1
+    uses, terms = 1, ()
+    if roots and roots[0].grad_fn is not None:
+        notes = roots[0].grad_fn.metadata
+        uses = notes.get(graph.MARK, 0) + 1
+        notes[graph.MARK] = uses
+        terms = graph.loss_terms(roots[0])
+    trace.emit(
+        ev.BackwardBegin(
+            seq=trace.tick(), site=user_site(3), roots=roots, walk=walk, terms=terms
+        )
+    )
+    return uses, terms, _is_scaled(trace, roots)
+
+
+def _is_scaled(trace: Trace, roots: Sequence[torch.Tensor]) -> bool:
+    node = roots[0].grad_fn if roots else None
+    for _ in range(8):
+        if node is None:
+            return False
+        key = node.metadata.get(graph.SCALE_MARK)
+        if key is not None:
+            # A scale of exactly 1 changes nothing.
+            return not any(s.key == key and s.scale == 1.0 for s in trace.scalers)
+        following = [n for n, _ in node.next_functions if n is not None]
+        node = following[0] if len(following) == 1 else None
+    return False
+
+
+def _after(
+    trace: Trace, roots: Sequence[torch.Tensor], uses: int, terms: Any, scaled: bool
+) -> None:
+    trace.tick()
+    changed = trace.observe_gradients(trace.all_parameters())
+    for state in changed:
+        state.scale_pending = scaled
+    site = user_site(3)
+    optimizers = trace.record_backward(site, changed, terms, uses)
+    trace.emit(
+        ev.BackwardEnd(
+            seq=trace.seq,
+            site=site,
+            root_shape=tuple(roots[0].shape) if roots else (),
+            changed=changed,
+            optimizers=optimizers,
+            inside_step="step" in trace.causes,
+            graph_uses=uses,
+            terms=terms,
+        )
+    )
+
+
+def _asked(trace: Trace) -> None:
+    trace.emit(
+        ev.GradientsAsked(
+            seq=trace.tick(), site=user_site(3), inside_step="step" in trace.causes
+        )
+    )

@@ -1,0 +1,66 @@
+"""Observes gradient clipping. Uses the norm that the clip computed; computes none itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.nn import utils
+from torch.nn.utils import clip_grad
+
+from surefoot.sanitizer import events as ev
+from surefoot.sanitizer import graph
+from surefoot.sanitizer.frames import user_site
+from surefoot.sanitizer.probe.patches import Patches
+from surefoot.sanitizer.trace import Trace
+
+
+def attach(patches: Patches) -> None:
+    for name, kind in (("clip_grad_norm_", "norm"), ("clip_grad_value_", "value")):
+        for owner in (clip_grad, utils):
+            patches.around(owner, name, _around(patches.trace, kind), rebind=owner is utils)
+
+
+def _around(trace: Trace, kind: str) -> Any:
+    def clip(
+        original: Any, parameters: torch.Tensor | Iterable[torch.Tensor], *args: Any, **kwargs: Any
+    ) -> Any:
+        if not isinstance(parameters, torch.Tensor):
+            # A generator can be read once: the clip and we read the same list.
+            parameters = list(parameters)
+        tensors = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+        trace.safely(_before, trace, tensors)
+        trace.causes.append("clip")
+        try:
+            result = original(parameters, *args, **kwargs)
+            limit = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value", 0.0))
+            trace.safely(_after, trace, kind, tensors, limit, result)
+        finally:
+            trace.causes.pop()
+        return result
+
+    return clip
+
+
+def _before(trace: Trace, tensors: list[torch.Tensor]) -> None:
+    found = (trace.parameters.find(tensor) for tensor in tensors)
+    trace.observe_gradients(state for state in found if state is not None)
+
+
+def _after(trace: Trace, kind: str, tensors: list[torch.Tensor], limit: Any, result: Any) -> None:
+    states = [s for s in map(trace.parameters.find, tensors) if s is not None]
+    trace.observe_gradients(states)
+    trace.emit(
+        ev.Clip(
+            seq=trace.tick(),
+            site=user_site(3),
+            kind=kind,
+            limit=graph.number(limit) or 0.0,
+            parameters=states,
+            unknown_tensors=len(tensors) - len(states),
+            with_gradient=sum(1 for tensor in tensors if tensor.grad is not None),
+            norm=graph.number(result) if kind == "norm" else None,
+            inside_step="step" in trace.causes,
+        )
+    )

@@ -1,0 +1,277 @@
+"""Observes calls of modules and their modes. Leaves outputs, modes and random streams alone."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.optim import swa_utils
+
+from surefoot.sanitizer import events as ev
+from surefoot.sanitizer.frames import user_site
+from surefoot.sanitizer.probe.patches import Patches
+from surefoot.sanitizer.trace import Trace
+
+MODULES_KEPT = 100_000
+DROPOUTS = ("dropout", "alpha_dropout", "dropout1d", "dropout2d", "dropout3d")
+
+
+class Calls:
+    """The modules whose forward is running, and what the outermost one has met."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.stack: list[nn.Module] = []
+        self.seen: dict[int, weakref.ref[nn.Module]] = {}
+        self.trainable: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}
+        self.active_dropout = 0
+        self.active_batch_norm = 0
+        self.idle = 0
+        self.mode_depth = 0
+
+    @property
+    def root(self) -> nn.Module | None:
+        return self.stack[0] if self.stack else None
+
+    def has_parameters(self, module: nn.Module) -> bool:
+        entry = self.trainable.get(id(module))
+        if entry is None or entry[0]() is not module:
+            entry = (weakref.ref(module), next(module.parameters(), None) is not None)
+            self.trainable[id(module)] = entry
+        return entry[1]
+
+
+def attach(patches: Patches) -> None:
+    trace = patches.trace
+    calls = Calls(trace)
+
+    def call(original: Any, self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        stack = calls.stack
+        if not stack:
+            if not calls.has_parameters(self):
+                return original(self, *args, **kwargs)
+            return _outermost(calls, original, self, args, kwargs)
+        known = calls.seen.get(id(self))
+        if known is None or known() is not self:
+            trace.safely(_first, calls, self)
+        if isinstance(self, _BatchNorm | _DropoutNd):
+            trace.safely(_sensitive, calls, self, args)
+        stack.append(self)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            stack.pop()
+
+    def train(original: Any, self: nn.Module, mode: bool = True) -> nn.Module:
+        calls.mode_depth += 1
+        try:
+            result: nn.Module = original(self, mode)
+        finally:
+            calls.mode_depth -= 1
+        if calls.mode_depth == 0:
+            trace.safely(_mode, trace, self, mode)
+        return result
+
+    patches.around(nn.Module, "__call__", call)
+    patches.around(nn.Module, "train", train)
+    for name in DROPOUTS:
+        patches.around(functional, name, _dropout(calls))
+    patches.around(functional, "embedding", _embedding(calls))
+    _attach_update_bn(patches)
+
+
+def _outermost(calls: Calls, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    trace = calls.trace
+    calls.active_dropout = calls.active_batch_norm = calls.idle = 0
+    trace.safely(_begin, calls, module, args, kwargs)
+    if isinstance(module, _BatchNorm | _DropoutNd):
+        trace.safely(_sensitive, calls, module, args)
+    calls.stack.append(module)
+    try:
+        output = original(module, *args, **kwargs)
+    finally:
+        calls.stack.pop()
+    trace.safely(_end, calls, module, args, kwargs, output)
+    return output
+
+
+def _begin(calls: Calls, module: nn.Module, args: Any, kwargs: Any) -> None:
+    calls.trace.know_root(module)
+    if not calls.trace.wants(ev.ForwardBegin):
+        return
+    calls.trace.emit(
+        ev.ForwardBegin(
+            seq=calls.trace.tick(),
+            site=user_site(3),
+            module=module,
+            training=module.training,
+            grad_enabled=torch.is_grad_enabled(),
+            arguments=args,
+            keywords=kwargs,
+        )
+    )
+
+
+def _end(calls: Calls, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    device = "cpu"
+    input_grad = False
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            device = value.device.type
+            input_grad = input_grad or (value.requires_grad and value.is_leaf)
+    autocast = None
+    if torch.is_autocast_enabled(device):
+        autocast = torch.get_autocast_dtype(device)
+    calls.trace.emit(
+        ev.ForwardEnd(
+            seq=calls.trace.tick(),
+            site=user_site(3),
+            module=module,
+            training=module.training,
+            grad_enabled=torch.is_grad_enabled(),
+            autocast=autocast,
+            arguments=args,
+            keywords=kwargs,
+            output=output,
+            active_dropout=calls.active_dropout,
+            active_batch_norm=calls.active_batch_norm,
+            idle_sensitive=calls.idle,
+            input_grad=input_grad,
+        )
+    )
+
+
+def _first(calls: Calls, module: nn.Module) -> None:
+    if len(calls.seen) >= MODULES_KEPT:
+        calls.seen.clear()
+    calls.seen[id(module)] = weakref.ref(module)
+    root = calls.root
+    if root is not None:
+        calls.trace.emit(
+            ev.SubmoduleFirstCalled(
+                seq=calls.trace.tick(), site=user_site(3), module=module, root=root
+            )
+        )
+
+
+def _sensitive(calls: Calls, module: nn.Module, args: tuple[Any, ...]) -> None:
+    if not module.training and not (
+        isinstance(module, _BatchNorm) and module.running_mean is None
+    ):
+        calls.idle += 1
+        return
+    if isinstance(module, _DropoutNd):
+        calls.active_dropout += module.p > 0
+        return
+    assert isinstance(module, _BatchNorm)
+    calls.active_batch_norm += module.training
+    if not module.training or not args or not isinstance(args[0], torch.Tensor):
+        return
+    shape = args[0].shape
+    if len(shape) < 2 or shape[1] == 0:
+        return
+    calls.trace.emit(
+        ev.BatchNormCalled(
+            seq=calls.trace.tick(),
+            site=user_site(3),
+            module=module,
+            root=calls.root or module,
+            batch=shape[0],
+            values_per_channel=args[0].numel() // shape[1],
+            grad_enabled=torch.is_grad_enabled(),
+        )
+    )
+
+
+def _mode(trace: Trace, module: nn.Module, mode: bool) -> None:
+    trace.emit(
+        ev.ModeChanged(seq=trace.tick(), site=user_site(3), module=module, training=bool(mode))
+    )
+
+
+def _dropout(calls: Calls) -> Any:
+    def dropout(
+        original: Any,
+        input: torch.Tensor,
+        p: float = 0.5,
+        training: bool = True,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        if training and p > 0:
+            calls.trace.safely(_drawn, calls, p)
+        return original(input, p, training, *args, **kwargs)
+
+    return dropout
+
+
+def _drawn(calls: Calls, probability: float) -> None:
+    root = calls.root
+    owner = calls.stack[-1] if calls.stack else None
+    if not isinstance(owner, _DropoutNd):
+        calls.active_dropout += 1
+    # Whether it is registered is worth the search only where it matters.
+    registered = (
+        root is None or root.training or any(module is owner for module in root.modules())
+    )
+    calls.trace.emit(
+        ev.DropoutCalled(
+            seq=calls.trace.tick(),
+            site=user_site(3),
+            probability=probability,
+            owner=owner,
+            root=root,
+            root_training=root is not None and root.training,
+            registered=registered,
+            owner_is_dropout=isinstance(owner, _DropoutNd),
+        )
+    )
+
+
+def _embedding(calls: Calls) -> Any:
+    def embedding(
+        original: Any,
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        padding_idx: int | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        output = original(input, weight, padding_idx, *args, **kwargs)
+        calls.trace.safely(_embedded, calls.trace, input, weight, padding_idx)
+        return output
+
+    return embedding
+
+
+def _embedded(trace: Trace, ids: torch.Tensor, weight: torch.Tensor, padding: int | None) -> None:
+    if trace.wants(ev.EmbeddingCalled):
+        trace.emit(
+            ev.EmbeddingCalled(
+                seq=trace.tick(), site=user_site(3), ids=ids, weight=weight, padding_idx=padding
+            )
+        )
+
+
+def _attach_update_bn(patches: Patches) -> None:
+    trace = patches.trace
+
+
+    def update(original: Any, loader: Any, model: nn.Module, *args: Any, **kwargs: Any) -> None:
+        trace.causes.append("update_bn")
+        try:
+            original(loader, model, *args, **kwargs)
+        finally:
+            trace.causes.pop()
+        trace.safely(
+            lambda: trace.emit(
+                ev.StatisticsUpdated(seq=trace.tick(), site=user_site(4), module=model)
+            )
+        )
+
+    patches.around(swa_utils, "update_bn", update, rebind=True)

@@ -1,0 +1,149 @@
+"""Observes optimizers: construction, `step`, `zero_grad`. Changes no gradient and no state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from surefoot.sanitizer import events as ev
+from surefoot.sanitizer.frames import user_site
+from surefoot.sanitizer.probe.patches import Patches
+from surefoot.sanitizer.state import OptimizerState, ParameterState
+from surefoot.sanitizer.trace import Trace
+
+
+def known(trace: Trace, optimizer: Optimizer) -> OptimizerState:
+    """The state of an optimizer, made now if it was built before the audit began."""
+    state = trace.optimizers.find(optimizer)
+    if state is None:
+        key = trace.optimizers.next_key()
+        state = OptimizerState(optimizer, key, user_site(2), trace.tick())
+        trace.optimizers.add(optimizer, state)
+        trace.refresh(state)
+        for parameter in state.parameters:
+            tensor = parameter.ref()
+            if tensor is not None and tensor.grad is not None:
+                trace.observe_gradients([parameter])
+        trace.emit(ev.OptimizerCreated(seq=state.created, site=state.site, optimizer=state))
+    return state
+
+
+def attach(patches: Patches) -> None:
+    trace = patches.trace
+    depth = 0
+
+    def construct(original: Any, self: Optimizer, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        trace.safely(known, trace, self)
+
+    def begin(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        closure = bool(args) or kwargs.get("closure") is not None
+        state = known(trace, optimizer)
+        trace.refresh(state)
+        trace.tick()
+        trace.observe_gradients(state.parameters)
+        inside = "backward" in trace.causes
+        trace.emit(
+            ev.StepBegin(
+                seq=trace.seq,
+                site=user_site(2),
+                optimizer=state,
+                closure=closure,
+                inside_backward=inside,
+            )
+        )
+
+    def end(optimizer: Optimizer) -> None:
+        state = known(trace, optimizer)
+        trace.observe_gradients(state.parameters)
+        trace.tick()
+        site = user_site(2)
+        record = trace.record_update(state, site)
+        trace.emit(ev.StepEnd(seq=trace.seq, site=site, optimizer=state, update=record))
+
+    def pre(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        nonlocal depth
+        depth += 1
+        if depth == 1:
+            # The optimizer itself is the first positional argument that the hook receives.
+            trace.safely(begin, optimizer, args[1:] if args else (), kwargs)
+            trace.causes.append("step")
+
+    def post(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        nonlocal depth
+        depth = max(depth - 1, 0)
+        if depth == 0:
+            trace.safely(end, optimizer)
+            if trace.causes and trace.causes[-1] == "step":
+                trace.causes.pop()
+            if trace.active:
+                trace.check_limit()
+
+    patches.around(Optimizer, "__init__", construct)
+    patches.around(Optimizer, "zero_grad", _zero_optimizer(trace))
+    patches.around(nn.Module, "zero_grad", _zero_module(trace))
+    for handle in (register_optimizer_step_pre_hook(pre), register_optimizer_step_post_hook(post)):
+        patches.on_restore(handle.remove)
+
+
+def _zero_optimizer(trace: Trace) -> Any:
+    def zero(original: Any, self: Optimizer, *args: Any, **kwargs: Any) -> None:
+        state = trace.safely(known, trace, self)
+        _zero(trace, original, (self, *args), kwargs, [] if state is None else state.parameters)
+
+    return zero
+
+
+def _zero_module(trace: Trace) -> Any:
+    def zero(original: Any, self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        states = trace.safely(_tracked, trace, self) or []
+        _zero(trace, original, (self, *args), kwargs, states)
+
+    return zero
+
+
+def _tracked(trace: Trace, module: nn.Module) -> list[ParameterState]:
+    found = (trace.parameters.find(tensor) for tensor in module.parameters())
+    return [state for state in found if state is not None]
+
+
+def _zero(
+    trace: Trace, original: Any, args: Any, kwargs: Any, states: list[ParameterState]
+) -> None:
+    trace.safely(trace.observe_gradients, states)
+    had = sum(1 for state in states if state.grad_id)
+    held_unused = {s.key for s in states if s.grad_id and s.contributions > s.used}
+    trace.causes.append("zero")
+    try:
+        original(*args, **kwargs)
+        trace.safely(_after_zero, trace, states, had, held_unused)
+    finally:
+        trace.causes.pop()
+
+
+def _after_zero(
+    trace: Trace, states: list[ParameterState], had: int, held_unused: set[int]
+) -> None:
+    trace.observe_gradients(states)
+    for state in states:
+        state.contributions = state.used = 0
+        state.scale_pending = state.unknown = False
+    trace.tick()
+    site = user_site(3)
+    inside = "step" in trace.causes
+    event = ev.ZeroGrad(
+        seq=trace.seq, site=site, parameters=states, had_gradient=had, inside_step=inside
+    )
+    # Rules see the window as it was; only then it is marked as wiped.
+    trace.emit(event)
+    if held_unused:
+        for optimizer in trace.optimizers:
+            if optimizer.window and any(s.key in held_unused for s in optimizer.parameters):
+                optimizer.wipes += 1
+                optimizer.wipe_site = site

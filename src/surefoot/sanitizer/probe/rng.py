@@ -1,0 +1,49 @@
+"""Observes that global random streams are seeded. Reads and draws nothing."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import torch
+from torch.utils.data import get_worker_info
+
+from surefoot.sanitizer import events as ev
+from surefoot.sanitizer.frames import user_site
+from surefoot.sanitizer.probe.patches import Patches
+from surefoot.sanitizer.trace import Trace
+
+
+def attach(patches: Patches) -> None:
+    trace = patches.trace
+    patches.around(torch, "manual_seed", _around(trace, "torch"), rebind=True)
+    patches.around(torch.random, "manual_seed", _around(trace, "torch"))
+    patches.set(random, "seed", _forward(trace, "random", random.seed))
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        patches.set(numpy.random, "seed", _forward(trace, "numpy", numpy.random.seed))
+
+
+def _around(trace: Trace, library: str) -> Any:
+    def seed(original: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        trace.safely(_seeded, trace, library, args[0] if args else kwargs.get("seed"))
+        return result
+
+    return seed
+
+
+def _forward(trace: Trace, library: str, original: Any) -> Any:
+    # `random.seed` and `numpy.random.seed` are bound methods: no attribute to wrap in place.
+    def seed(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        trace.safely(_seeded, trace, library, args[0] if args else None)
+        return result
+
+    return seed
+
+
+def _seeded(trace: Trace, library: str, seed: object) -> None:
+    if get_worker_info() is None:
+        trace.emit(ev.Seeded(seq=trace.tick(), site=user_site(3), library=library, seed=seed))

@@ -1,0 +1,327 @@
+"""The trace: takes what the probe sees, keeps the structure of the loop, hands events to rules.
+
+It knows optimizers, windows, updates, loaders and names. It judges nothing, and an error in here
+or in a rule never reaches the script.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import traceback
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from surefoot.sanitizer import events as ev
+from surefoot.sanitizer.frames import NOWHERE, Site, user_site
+from surefoot.sanitizer.state import (
+    WINDOW_LIMIT,
+    BackwardRecord,
+    DataPosition,
+    LoaderState,
+    OptimizerState,
+    ParameterState,
+    ScalerState,
+    SchedulerState,
+    Table,
+    UpdateRecord,
+)
+
+FIRST_UPDATES = 3
+ROOTS_KEPT = 64
+INTERNAL_ERRORS_KEPT = 20
+
+
+class StopAudit(BaseException):
+    """Ends the script after the number of updates that was asked for."""
+
+
+class Trace:
+    """Everything that is known of one process."""
+
+    def __init__(self, *, deep: bool = False, max_updates: int | None = None) -> None:
+        self.deep = deep
+        self.max_updates = max_updates
+        self.active = True
+        self.busy = False
+        self.optimizers: Table[torch.optim.Optimizer, OptimizerState] = Table()
+        self.parameters: Table[torch.Tensor, ParameterState] = Table()
+        self.schedulers: Table[Any, SchedulerState] = Table()
+        self.scalers: Table[Any, ScalerState] = Table()
+        self.loaders: Table[Any, LoaderState] = Table()
+        self.data = DataPosition()
+        self.causes: list[str] = []
+        """Known calls that are running, outermost first: `backward`, `step`, `clip`, ..."""
+        self.updates = 0
+        self.backwards = 0
+        self.walks = 0
+        self.roots: list[weakref.ref[nn.Module]] = []
+        self._root_ids: set[int] = set()
+        self._names: dict[int, tuple[weakref.ref[torch.Tensor], str, str]] = {}
+        self.seq = 0
+        self.internal_errors: list[str] = []
+        self._listeners: dict[type[ev.Event], list[Callable[[Any], None]]] = {}
+        self._counter = itertools.count(1)
+
+    # -- handing events round ------------------------------------------------------------------
+
+    def listen(self, listener: object) -> None:
+        """Calls the `on_...` methods of `listener` for the events they are named after."""
+        for event_kind in _event_kinds():
+            handler = getattr(listener, ev.handler_name(event_kind), None)
+            if handler is not None:
+                self._listeners.setdefault(event_kind, []).append(handler)
+
+    def wants(self, event_kind: type[ev.Event]) -> bool:
+        """Whether anybody listens to this kind."""
+        return event_kind in self._listeners
+
+    def emit(self, event: ev.Event) -> None:
+        for handler in tuple(self._listeners.get(type(event), ())):
+            try:
+                handler(event)
+            except Exception:
+                self.note_error(f"{handler.__qualname__}")
+                self._listeners[type(event)].remove(handler)
+
+    def tick(self) -> int:
+        self.seq = next(self._counter)
+        return self.seq
+
+    def here(self) -> dict[str, Any]:
+        """Sequence number and place for an event about what the user's code is doing now."""
+        return {"seq": self.tick(), "site": user_site(2)}
+
+    def safely(self, observe: Callable[..., Any], *arguments: Any) -> Any:
+        """Runs one of our own observations: what it raises is noted, never passed on."""
+        if not self.active or self.busy:
+            return None
+        self.busy = True
+        try:
+            return observe(*arguments)
+        except StopAudit:
+            raise
+        except Exception:
+            self.note_error(getattr(observe, "__qualname__", str(observe)))
+            return None
+        finally:
+            self.busy = False
+
+    def note_error(self, where: str) -> None:
+        if len(self.internal_errors) < INTERNAL_ERRORS_KEPT:
+            self.internal_errors.append(f"{where}: {traceback.format_exc(limit=-4)}")
+
+    # -- parameters ------------------------------------------------------------------------------
+
+    def parameter(self, tensor: torch.Tensor) -> ParameterState:
+        state = self.parameters.find(tensor)
+        if state is None:
+            key = self.parameters.next_key()
+            state = self.parameters.add(tensor, ParameterState(tensor, key))
+        return state
+
+    def refresh(self, optimizer: OptimizerState) -> None:
+        """Takes up parameters that were added to an optimizer or replaced in it."""
+        tensors = [tensor for group in optimizer.groups() for tensor in group["params"]]
+        known = optimizer.parameters
+        if len(known) != len(tensors) or any(
+            state.ref() is not tensor for state, tensor in zip(known, tensors, strict=True)
+        ):
+            optimizer.parameters = [self.parameter(tensor) for tensor in tensors]
+
+    def observe_gradients(self, states: Iterable[ParameterState]) -> list[ParameterState]:
+        """Compares gradient buffers with what was last seen; returns those that changed.
+
+        A change is put down to the known call that is running, or to the user's own code.
+        """
+        cause = self.causes[-1] if self.causes else "user"
+        changed = []
+        for state in states:
+            tensor = state.ref()
+            if tensor is None:
+                continue
+            gradient = tensor.grad
+            if gradient is None:
+                if state.grad_id:
+                    state.grad_id, state.grad_version = 0, -1
+                    state.contributions = state.used = 0
+                    state.unknown = state.scale_pending = False
+                    changed.append(state)
+                continue
+            identity, version = id(gradient), gradient._version
+            if identity == state.grad_id and version == state.grad_version:
+                continue
+            fresh = state.grad_id == 0
+            state.grad_id, state.grad_version = identity, version
+            changed.append(state)
+            self._account(state, gradient, cause, fresh)
+        return changed
+
+    def _account(
+        self, state: ParameterState, gradient: torch.Tensor, cause: str, fresh: bool
+    ) -> None:
+        if cause == "backward":
+            state.contributions = 1 if fresh else state.contributions + 1
+            state.backwards += 1
+            state.last_backward = self.seq
+        elif cause == "zero":
+            state.contributions = state.used = 0
+            state.unknown = state.scale_pending = False
+        elif cause == "user":
+            state.touched = True
+            if gradient.is_sparse or gradient.device.type != "cpu":
+                state.unknown = True
+            elif not bool(gradient.any()):
+                state.contributions = state.used = 0
+                state.unknown = False
+            else:
+                state.unknown = True
+
+    def all_parameters(self) -> Iterator[ParameterState]:
+        seen: set[int] = set()
+        for optimizer in self.optimizers:
+            if optimizer.ref() is None:
+                continue
+            for state in optimizer.parameters:
+                if state.key not in seen:
+                    seen.add(state.key)
+                    yield state
+
+    # -- names -------------------------------------------------------------------------------------
+
+    def know_root(self, module: nn.Module) -> None:
+        """Remembers an outermost module, to name parameters by."""
+        if id(module) in self._root_ids and any(root() is module for root in self.roots):
+            return
+        self._root_ids.add(id(module))
+        if len(self.roots) < ROOTS_KEPT:
+            self.roots.append(weakref.ref(module))
+            self._learn_names(module)
+
+    def _learn_names(self, module: nn.Module) -> None:
+        for prefix, child in module.named_modules():
+            for name, tensor in child._parameters.items():
+                if tensor is None:
+                    continue
+                full = f"{prefix}.{name}" if prefix else name
+                entry = self._names.get(id(tensor))
+                if entry is None or entry[0]() is not tensor:
+                    self._names[id(tensor)] = (weakref.ref(tensor), full, type(child).__name__)
+
+    def name(self, tensor: torch.Tensor | ParameterState | None) -> str:
+        """The name of a parameter in its model, or its shape."""
+        found = self._find_name(tensor)
+        if found is None:
+            return "a parameter" if tensor is None else f"a tensor of shape {tuple(tensor.shape)}"
+        return found[0]
+
+    def owner_kind(self, tensor: torch.Tensor | ParameterState | None) -> str:
+        """The class name of the module that holds a parameter; empty where unknown."""
+        found = self._find_name(tensor)
+        return "" if found is None else found[1]
+
+    def _find_name(
+        self, tensor: torch.Tensor | ParameterState | None
+    ) -> tuple[str, str] | None:
+        if isinstance(tensor, ParameterState):
+            tensor = tensor.ref()
+        if tensor is None:
+            return None
+        entry = self._names.get(id(tensor))
+        if entry is None or entry[0]() is not tensor:
+            return None
+        return entry[1], entry[2]
+
+    def names(self, states: Iterable[Any], most: int = 5) -> list[str]:
+        """The first few names."""
+        return [self.name(state) for state in itertools.islice(states, most)]
+
+    # -- structure ---------------------------------------------------------------------------------
+
+    def walk_now(self) -> bool:
+        """Whether the backward that begins now is one whose whole graph is worth a walk."""
+        if self.backwards < 8 or (self.backwards & (self.backwards - 1)) == 0:
+            self.walks += 1
+            return True
+        return False
+
+    def record_backward(
+        self, site: Site, changed: Sequence[ParameterState], terms: Any, graph_uses: int
+    ) -> list[OptimizerState]:
+        """Adds one backward pass to the window of every optimizer it feeds."""
+        keys = {state.key for state in changed}
+        loader = self.data.loader
+        record = BackwardRecord(
+            self.seq,
+            site,
+            terms,
+            0 if loader is None else loader.key,
+            0 if loader is None else loader.epochs,
+            self.data.batches,
+            graph_uses,
+        )
+        fed = []
+        for optimizer in self.optimizers:
+            if any(state.key in keys for state in optimizer.parameters):
+                optimizer.last_backward, optimizer.last_backward_site = self.seq, site
+                if len(optimizer.window) < WINDOW_LIMIT:
+                    optimizer.window.append(record)
+                fed.append(optimizer)
+        if fed and loader is not None:
+            loader.backwards += 1
+        return fed
+
+    def record_update(self, optimizer: OptimizerState, site: Site) -> UpdateRecord:
+        """Closes the window of an optimizer."""
+        optimizer.steps += 1
+        self.updates += 1
+        optimizer.last_step, optimizer.last_step_site = self.seq, site
+        record = UpdateRecord(
+            optimizer.steps,
+            self.seq,
+            site,
+            tuple(optimizer.window),
+            optimizer.wipes,
+            any(state.touched for state in optimizer.parameters),
+            optimizer.rates(),
+        )
+        optimizer.updates.append(record)
+        optimizer.window_sizes[len(optimizer.window)] += 1
+        self.close_window(optimizer)
+        for state in optimizer.parameters:
+            state.used = state.contributions
+            state.touched = False
+        if self.data.loader is not None:
+            self.data.loader.steps += 1
+        return record
+
+    def close_window(self, optimizer: OptimizerState) -> None:
+        optimizer.window = []
+        optimizer.wipes = 0
+        optimizer.wipe_site = NOWHERE
+        optimizer.unscaled = False
+
+    def check_limit(self) -> None:
+        if self.max_updates is not None and self.updates >= self.max_updates:
+            raise StopAudit
+
+    @property
+    def training_began(self) -> bool:
+        return self.updates > 0
+
+
+def _event_kinds() -> list[type[ev.Event]]:
+    return [
+        kind
+        for kind in vars(ev).values()
+        if isinstance(kind, type) and issubclass(kind, ev.Event) and kind is not ev.Event
+    ]
+
+
+def in_module(name: str) -> bool:
+    """Whether a module is already imported (libraries that are only looked at if in use)."""
+    return name in sys.modules
