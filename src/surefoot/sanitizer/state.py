@@ -95,6 +95,8 @@ class BackwardRecord:
     batch: int
     """Number of batches fetched from any loader so far."""
     graph_uses: int
+    num_changed: int
+    """Parameters whose gradient it changed."""
 
 
 @dataclass(frozen=True, slots=True)

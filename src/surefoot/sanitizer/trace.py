@@ -263,6 +263,7 @@ class Trace:
             0 if loader is None else loader.epochs,
             self.data.batches,
             graph_uses,
+            len(changed),
         )
         fed = []
         for optimizer in self.optimizers:

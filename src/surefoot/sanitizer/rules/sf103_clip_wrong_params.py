@@ -1,0 +1,75 @@
+"""SF103: clipping parameters that no optimizer steps."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+from surefoot.core.finding import Certainty, Finding
+from surefoot.sanitizer import events as ev
+from surefoot.sanitizer.frames import Site
+from surefoot.sanitizer.rules.base import Rule, RuleInfo, share
+from surefoot.sanitizer.trace import Trace
+
+LEAST = 3
+
+
+class ClipWrongParams(Rule):
+    """The clipped parameters share nothing with any optimizer that steps."""
+
+    info = RuleInfo(
+        code="SF103",
+        slug="clip-wrong-params",
+        certainty=Certainty.PROOF,
+        title="The clipped parameters are not the ones that the optimizer steps.",
+        observes="A clip between backward() and step() whose parameters no stepping optimizer"
+        " holds. Quiet where their gradients are handed on by hand (master weights).",
+        why="The gradients that move the weights are not clipped.",
+        example="model = copy.deepcopy(model)\nclip_grad_norm_(old_model.parameters(), 1.0)",
+        fix="Clip the parameters that the optimizer holds.",
+        source="Follows from what clip_grad_norm_ does.",
+    )
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(trace)
+        self.pending: list[tuple[Site, frozenset[int], int]] = []
+        self.clips: Counter[Site] = Counter()
+        self.misses: dict[Site, Counter[int]] = defaultdict(Counter)
+        self.keys: dict[Site, set[int]] = defaultdict(set)
+
+    def on_clip(self, event: ev.Clip) -> None:
+        if event.inside_step:
+            return
+        keys = frozenset(state.key for state in event.parameters)
+        self.clips[event.site] += 1
+        if len(self.keys[event.site]) < 100_000:
+            self.keys[event.site] |= keys
+        if len(self.pending) < 64:
+            self.pending.append((event.site, keys, self.trace.seq))
+
+    def on_step_begin(self, event: ev.StepBegin) -> None:
+        optimizer = event.optimizer
+        mine = {state.key for state in optimizer.parameters}
+        # Gradients that were assigned by hand come from elsewhere: then the clip may be right.
+        by_hand = any(s.touched or s.unknown for s in optimizer.parameters)
+        for site, keys, seq in self.pending:
+            after_backward = optimizer.window and seq > optimizer.last_backward
+            if after_backward and not by_hand and not keys & mine:
+                self.misses[site][optimizer.key] += 1
+        self.pending = []
+
+    def findings(self) -> Iterable[Finding]:
+        stepped = {
+            state.key for o in self.trace.optimizers if o.steps for state in o.parameters
+        }
+        for site, misses in self.misses.items():
+            key, count = misses.most_common(1)[0]
+            if count < LEAST or count < 0.8 * self.clips[site] or self.keys[site] & stepped:
+                continue
+            optimizer = next(o for o in self.trace.optimizers if o.key == key)
+            yield self.report(
+                f"In {share(count, self.clips[site])} calls this clip touched no parameter of"
+                f" {optimizer}, the optimizer that steps next, nor of any other that steps.",
+                site,
+                evidence={"clips": self.clips[site], "missed": count},
+            )

@@ -1,0 +1,99 @@
+"""SF206: means over unequal token counts are averaged."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from surefoot.core.finding import Certainty, Finding
+from surefoot.sanitizer import events as ev
+from surefoot.sanitizer.frames import Site
+from surefoot.sanitizer.rules.base import Rule, RuleInfo, Tally, share
+from surefoot.sanitizer.rules.windows import is_homogeneous
+from surefoot.sanitizer.state import BackwardRecord
+from surefoot.sanitizer.trace import Trace
+
+LEAST = 2
+SPREAD = 0.05
+"""Counts of a window that differ by less than this share of their mean are as good as equal."""
+
+
+class AccumTokenMean(Rule):
+    """The number of targets that count varies in a window while the factor stays constant."""
+
+    info = RuleInfo(
+        code="SF206",
+        slug="accum-token-mean",
+        certainty=Certainty.STRONG,
+        title="Micro-batches with different numbers of tokens are averaged as if they had equal"
+        " ones.",
+        observes="A window of mean-reduced losses with a constant factor whose numbers of targets"
+        " that count differ (from `ignore_index`; from divisors that are tensors: heuristic)."
+        " Quiet for equal counts, for a divisor shared by the window, and under 5 % spread.",
+        why="A token in a short micro-batch weighs more than one in a long micro-batch; the"
+        " result depends on how the batch was split.",
+        example="(F.cross_entropy(logits, labels, ignore_index=-100) / 4).backward()",
+        fix="Sum the losses and divide by the number of tokens of the whole window.",
+        source="https://huggingface.co/blog/gradient_accumulation",
+    )
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(trace)
+        self.windows: dict[int, int] = defaultdict(int)
+        self.uneven: dict[tuple[int, Certainty], Tally] = defaultdict(Tally)
+        self.example: dict[tuple[int, Certainty], tuple[list[float], Site]] = {}
+
+    def on_step_end(self, event: ev.StepEnd) -> None:
+        records = event.update.backwards
+        if len(records) < 2 or event.update.wipes or not is_homogeneous(records):
+            return
+        key = event.optimizer.key
+        self.windows[key] += 1
+        for certainty, counts in (
+            (Certainty.STRONG, _ignored_counts(records)),
+            (Certainty.HEURISTIC, _divisors(records)),
+        ):
+            if counts and max(counts) - min(counts) > SPREAD * sum(counts) / len(counts):
+                self.uneven[key, certainty].add(records[0].site)
+                self.example[key, certainty] = counts, records[0].site
+                break
+
+    def findings(self) -> Iterable[Finding]:
+        for (key, certainty), tally in self.uneven.items():
+            if tally.count < min(LEAST, self.windows[key]):
+                continue
+            if tally.count < 0.3 * self.windows[key]:
+                continue
+            counts, site = self.example[key, certainty]
+            listed = ", ".join(f"{count:g}" for count in counts[:6])
+            yield self.report(
+                f"In {share(tally.count, self.windows[key])} windows the micro-batches had"
+                f" different numbers of targets (last: {listed}), and the mean of each counted"
+                " the same.",
+                site,
+                certainty=certainty,
+                evidence={"windows": self.windows[key], "uneven": tally.count, "last": counts[:16]},
+            )
+
+
+def _ignored_counts(records: tuple[BackwardRecord, ...]) -> list[float]:
+    """Targets that count per micro-batch, where only the constant factor weighs them."""
+    counts, factors = [], set()
+    for record in records:
+        terms = [term for term in record.terms if term.count is not None]
+        if len(terms) != 1 or terms[0].factor is None or terms[0].count is None:
+            return []
+        counts.append(terms[0].count)
+        factors.add(round(terms[0].factor, 9))
+    return counts if len(factors) == 1 else []
+
+
+def _divisors(records: tuple[BackwardRecord, ...]) -> list[float]:
+    """The tensor that each micro-batch's sum was divided by, where it differs."""
+    counts = []
+    for record in records:
+        terms = [t for t in record.terms if t.reduction == "sum" and t.divided_by]
+        if len(terms) != 1:
+            return []
+        counts.append(terms[0].divided_by[-1])
+    return counts
