@@ -1,0 +1,89 @@
+"""SF303: a scheduler exists but does not reach the optimizer that trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from surefoot.core.finding import Certainty, Finding
+from surefoot.sanitizer import events as ev
+from surefoot.sanitizer.rules.base import Rule, RuleInfo
+from surefoot.sanitizer.state import OptimizerState, SchedulerState
+from surefoot.sanitizer.trace import Trace
+
+LEAST_UPDATES = 20
+LEAST_STEPS = 3
+
+
+class LrNeverChanges(Rule):
+    """Scheduler object exists, L never called; or its optimizer is not the one stepping."""
+
+    info = RuleInfo(
+        code="SF303",
+        slug="lr-never-changes",
+        certainty=Certainty.STRONG,
+        title="A learning-rate scheduler has no effect on the optimizer that trains.",
+        observes="A scheduler that is never stepped while its optimizer is; or one whose optimizer"
+        " does not step any more while another steps the same parameters. Quiet for plateau"
+        " schedulers and runs that ended early.",
+        why="The learning rate stays constant although a schedule was asked for.",
+        example="scheduler = CosineAnnealingLR(optimizer, 40)\n"
+        "optimizer = SGD(model.parameters(), lr=0.02)  # another object",
+        fix="Make the scheduler from the optimizer that steps, and step it.",
+        source="Follows from what a scheduler holds: one optimizer object.",
+    )
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(trace)
+        self.completed = False
+        self.sharing: dict[int, int] = {}
+
+    def on_scheduler_step(self, event: ev.SchedulerStep) -> None:
+        state = event.scheduler
+        if state.key in self.sharing or state.optimizer is None:
+            return
+        other = self._other(state.optimizer)
+        if other is not None and state.steps >= LEAST_STEPS and self._idle(state):
+            self.sharing[state.key] = other.key
+
+    def on_run_ended(self, event: ev.RunEnded) -> None:
+        self.completed = event.outcome == "completed"
+
+    def _idle(self, state: SchedulerState) -> bool:
+        assert state.optimizer is not None
+        return state.optimizer.steps == state.optimizer_steps_at_creation
+
+    def _other(self, optimizer: OptimizerState) -> OptimizerState | None:
+        keys = {parameter.key for parameter in optimizer.parameters}
+        for other in self.trace.optimizers:
+            if other.key != optimizer.key and other.last_step > optimizer.last_step:
+                if any(parameter.key in keys for parameter in other.parameters):
+                    return other
+        return None
+
+    def findings(self) -> Iterable[Finding]:
+        for state in self.trace.schedulers:
+            optimizer = state.optimizer
+            if optimizer is None or state.inner:
+                continue
+            updates = optimizer.steps - state.optimizer_steps_at_creation
+            if state.steps == 0 and updates >= LEAST_UPDATES and self.completed:
+                if "Plateau" not in state.kind:
+                    yield self.report(
+                        f"{state} was never stepped in {updates} updates of its optimizer.",
+                        state.site,
+                        evidence={"updates": updates, "scheduler_steps": 0},
+                        fix="Call scheduler.step() after optimizer.step(), or remove it.",
+                    )
+            elif state.key in self.sharing and updates == 0:
+                other = next(o for o in self.trace.optimizers if o.key == self.sharing[state.key])
+                yield self.report(
+                    f"{state} was stepped {state.steps} times, but its optimizer"
+                    f" (line {optimizer.site.line}) made no step since: {other} steps the same"
+                    f" parameters, {other.steps} times at an unscheduled rate.",
+                    state.site,
+                    evidence={
+                        "scheduler_steps": state.steps,
+                        "steps_of_its_optimizer": 0,
+                        "steps_of_the_other": other.steps,
+                    },
+                )
