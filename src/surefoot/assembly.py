@@ -30,7 +30,7 @@ from surefoot.data.batch import MicroBatch
 from surefoot.data.loader import Loader, LoaderSettings
 from surefoot.data.order import BatchPlan
 from surefoot.data.sources.base import Source
-from surefoot.data.sources.stream import StreamPlan, StreamSource
+from surefoot.data.sources.stream import StreamPlan, StreamSource, refuse_stream
 from surefoot.engine.cadence import AtEnd, Cadence, Every, Horizon, Unit
 from surefoot.engine.decisions import Course, Decisions, RuleState, WatchedMetric
 from surefoot.engine.evaluate import Evaluator, OpenSet, evaluate
@@ -39,9 +39,10 @@ from surefoot.engine.passes import PlainPass
 from surefoot.engine.reporting import ReportLog
 from surefoot.engine.signals import Signals
 from surefoot.engine.step import Update, UpdateParts
+from surefoot.engine.sum_check import NUM_SAMPLES, refuse_a_mean
 from surefoot.engine.window import Window, windows
 from surefoot.numerics.clipping import ClipNorm, NoClip, global_norm, weight_norm
-from surefoot.numerics.determinism import seed_everything, use_deterministic
+from surefoot.numerics.determinism import preserved_rng, seed_everything, use_deterministic
 from surefoot.numerics.loss_scaling import DynamicLossScale, LossScale, NoLossScale, StaticLossScale
 from surefoot.numerics.precision import Precision, apply_matmul_mode, choose_precision
 from surefoot.observe.probes import MemoryProbe
@@ -50,7 +51,7 @@ from surefoot.optim.ledger import GroupOverride, ParameterLedger
 from surefoot.optim.registry import build_optimizer
 from surefoot.optim.update import SkipKind, UpdateOptimizer
 from surefoot.state.run_state import Best, Progress, RunState
-from surefoot.tasks.task import Task
+from surefoot.tasks.task import FunctionTask, Task
 
 NEVER_STEPS = 2**62
 """A cadence that no run reaches."""
@@ -198,6 +199,7 @@ def assemble(
     horizon_updates = updates_in(settings.train.horizon, pace)
     device = choose_device(settings.device)
     trainable = make_trainable(material.model, material.task, settings, device, pace, observers)
+    check_loss(material, device)
     loader_settings = make_loader_settings(settings)
     loader = Loader(
         material.train, plan, weight=material.task.weight, settings=loader_settings, device=device
@@ -237,6 +239,20 @@ def assemble(
         decisions,
         eval_loaders,
     )
+
+
+def check_loss(material: Material, device: torch.device) -> None:
+    """Refuses a plain loss that returns a mean; a stream is not read ahead for it.
+
+    Raises:
+        ModelError: the loss is a mean.
+    """
+    source = material.train
+    if isinstance(material.task, FunctionTask) and not isinstance(source, StreamSource):
+        with preserved_rng(device):
+            few = [source[index] for index in range(min(NUM_SAMPLES, len(source)))]
+            batch = source.collate(few)
+        refuse_a_mean(material.model, material.task, batch, device)
 
 
 def make_trainable(
@@ -424,6 +440,7 @@ def make_eval_loader(
     device: torch.device,
 ) -> Loader:
     """A loader that reads a validation set once, in its own order."""
+    refuse_stream(source)
     size = settings.evaluate.micro_batch
     micro_batch = settings.train.micro_batch if size == "as-in-training" else int(size)
     plan = BatchPlan(len(source), micro_batch, seed=settings.seed, shuffle=False)

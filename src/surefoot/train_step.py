@@ -17,9 +17,10 @@ from surefoot.core.reports import Observer, StepReport
 from surefoot.data.batch import SINGLE_TERM, MicroBatch, move_to
 from surefoot.data.order import Cursor
 from surefoot.engine.evaluate import evaluate
+from surefoot.engine.sum_check import refuse_a_mean
 from surefoot.engine.window import gather_window
 from surefoot.state.checkpoint import newest_whole, write_checkpoint
-from surefoot.tasks.task import LossSum, Task, count_samples
+from surefoot.tasks.task import FunctionTask, LossSum, Task, count_samples
 from surefoot.trainer import as_task, checked_model
 
 
@@ -70,6 +71,7 @@ class TrainStep:
             checked_model(model), self.task, self.settings, self.device, pace, tuple(observers)
         )
         self.model = model
+        self._is_loss_checked = False
 
     @property
     def num_updates(self) -> int:
@@ -93,6 +95,10 @@ class TrainStep:
                 rule="an update needs at least one micro-batch",
                 remedy="call step(batch), or step(*batches) with a list that is not empty",
             )
+        if not self._is_loss_checked:
+            self._is_loss_checked = True
+            if isinstance(self.task, FunctionTask):
+                refuse_a_mean(self.model, self.task, batches[0], self.device)
         window = gather_window([self._micro_batch(batch) for batch in batches])
         self._parts.update(window)
         return self._parts.log.latest

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,11 @@ from surefoot.assembly import Assembly, Material, assemble, prepare_process
 from surefoot.config.load import Resolved, resolve_settings
 from surefoot.config.sections import Settings
 from surefoot.config.yaml_text import read_yaml
-from surefoot.core.errors import RequestError
+from surefoot.core.errors import ModelError, RequestError
 from surefoot.core.reports import Observer
 from surefoot.data.sources.datasets import as_source
 from surefoot.materials import Prepared
-from surefoot.observe.run_folder import RunFolder
+from surefoot.observe.run_folder import MAX_NAME_LENGTH, RunFolder
 from surefoot.recording import config_of, needed_bytes, train_in_folder
 from surefoot.resuming import Resumption, accept_differences
 from surefoot.running import RunResult
@@ -194,11 +195,21 @@ class TaskWithMetrics:
             name: checked_metric(name, metric(model, batch))
             for name, metric in self.metrics.items()
         }
-        return {**self.task.metric_sums(model, batch), **further}
+        own = self.task.metric_sums(model, batch)
+        if taken := sorted(own.keys() & further.keys()):
+            raise ModelError(
+                f"a metric may not be called {taken[0]!r}",
+                where="metrics",
+                rule=f"the task has the metrics {', '.join(sorted(own))}",
+                remedy="rename the metric",
+            )
+        return {**own, **further}
 
 
 def with_metrics(task: Task, metrics: Mapping[str, MetricFunction]) -> Task:
     """The task, with these metrics besides its own."""
+    if isinstance(task, FunctionTask):
+        return replace(task, metrics={**task.metrics, **metrics})
     return TaskWithMetrics(task, metrics) if metrics else task
 
 
@@ -206,6 +217,13 @@ def _sources(validation: Any) -> dict[str, Any]:
     if validation is None:
         return {}
     if isinstance(validation, Mapping) and not _is_arrays(validation):
+        for name in validation:
+            if not isinstance(name, str) or not name:
+                raise RequestError(
+                    f"a validation set is called {name!r}",
+                    rule="names of validation sets are strings that are not empty",
+                    remedy=f"call it {str(name) or 'validation'!r}",
+                )
         return {name: as_source(data, name) for name, data in validation.items()}
     return {"validation": as_source(validation, "validation data")}
 
@@ -217,4 +235,6 @@ def _is_arrays(data: Mapping[str, Any]) -> bool:
 
 
 def _run_name(model: nn.Module) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "-", type(model).__name__).lower()
+    """The name of the model's class, as far as it can be part of a folder's name."""
+    name = re.sub(r"[^a-z0-9._-]", "-", type(model).__name__.lower()).strip("._-")
+    return name[:MAX_NAME_LENGTH] or "model"
