@@ -17,7 +17,6 @@ from typing import Any
 from surefoot.sanitizer.session import Audit
 
 
-
 class AuditedTarget:
     """The target of a child process, with the audit around it. Picklable if the target is."""
 

@@ -141,6 +141,21 @@ def number(value: Any) -> float | None:
     return None
 
 
+def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
+    """The tensors inside nested lists, tuples, dicts and dataclass-like outputs."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth and isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item, depth - 1)
+    elif depth and isinstance(value, list | tuple):
+        for item in value[:64]:
+            yield from tensors_in(item, depth - 1)
+    elif depth and hasattr(value, "__dict__") and not isinstance(value, torch.nn.Module | type):
+        for item in list(vars(value).values())[:64]:
+            yield from tensors_in(item, depth - 1)
+
+
 def _is_wrapped(value: Any) -> bool:
     # A Python number in an expression is saved as a 0-dim float64 CPU tensor.
     return (

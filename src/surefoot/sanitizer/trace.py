@@ -53,6 +53,7 @@ class Trace:
         self.schedulers: Table[Any, SchedulerState] = Table()
         self.scalers: Table[Any, ScalerState] = Table()
         self.loaders: Table[Any, LoaderState] = Table()
+        self.modules: Table[nn.Module, int] = Table()
         self.data = DataPosition()
         self.causes: list[str] = []
         """Known calls that are running, outermost first: `backward`, `step`, `clip`, ..."""
@@ -180,6 +181,23 @@ class Trace:
                 state.unknown = False
             else:
                 state.unknown = True
+
+    def module_key(self, module: nn.Module) -> int:
+        """A number that stands for a module, for rules that must not keep it."""
+        key = self.modules.find(module)
+        return self.modules.add(module, self.modules.next_key(), keep=0) if key is None else key
+
+    def is_trained(self, module: nn.Module) -> bool:
+        """Whether an optimizer that has stepped holds parameters of `module`."""
+        keys = set()
+        for tensor in module.parameters():
+            state = self.parameters.find(tensor)
+            if state is not None:
+                keys.add(state.key)
+        return bool(keys) and any(
+            optimizer.steps and any(state.key in keys for state in optimizer.parameters)
+            for optimizer in self.optimizers
+        )
 
     def all_parameters(self) -> Iterator[ParameterState]:
         seen: set[int] = set()

@@ -81,6 +81,7 @@ def attach(patches: Patches) -> None:
     patches.around(nn.Module, "train", train)
     for name in DROPOUTS:
         patches.around(functional, name, _dropout(calls))
+    patches.around(functional, "scaled_dot_product_attention", _attention(calls))
     patches.around(functional, "embedding", _embedding(calls))
     _attach_update_bn(patches)
 
@@ -208,6 +209,16 @@ def _dropout(calls: Calls) -> Any:
         return original(input, p, training, *args, **kwargs)
 
     return dropout
+
+
+def _attention(calls: Calls) -> Any:
+    def attention(original: Any, *args: Any, **kwargs: Any) -> Any:
+        probability = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
+        if probability > 0:
+            calls.trace.safely(_drawn, calls, probability)
+        return original(*args, **kwargs)
+
+    return attention
 
 
 def _drawn(calls: Calls, probability: float) -> None:

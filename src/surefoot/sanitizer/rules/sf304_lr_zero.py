@@ -34,21 +34,28 @@ class LrZero(Rule):
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace)
         self.zero: dict[tuple[int, int], int] = defaultdict(int)
+        self.run: dict[tuple[int, int], int] = defaultdict(int)
+        self.longest: dict[tuple[int, int], int] = defaultdict(int)
         self.sites: dict[tuple[int, int], Site] = {}
 
     def on_step_begin(self, event: ev.StepBegin) -> None:
         for index, group in enumerate(event.optimizer.groups()):
-            rate = group.get("lr")
-            if isinstance(rate, int | float) and rate == 0:
-                if any(tensor.grad is not None for tensor in group["params"]):
-                    self.zero[event.optimizer.key, index] += 1
-                    self.sites[event.optimizer.key, index] = event.site
+            rate, key = group.get("lr"), (event.optimizer.key, index)
+            zero = isinstance(rate, int | float) and rate == 0
+            if zero and any(tensor.grad is not None for tensor in group["params"]):
+                self.zero[key] += 1
+                self.run[key] += 1
+                self.longest[key] = max(self.longest[key], self.run[key])
+                self.sites[key] = event.site
+            elif key in self.run:
+                self.run[key] = 0
 
     def findings(self) -> Iterable[Finding]:
         for optimizer in self.trace.optimizers:
             for index in range(16):
                 count = self.zero.get((optimizer.key, index), 0)
-                if count < LEAST:
+                # A cosine that touches zero once a cycle is another rule's.
+                if self.longest.get((optimizer.key, index), 0) < LEAST:
                     continue
                 always = count >= optimizer.steps
                 yield self.report(

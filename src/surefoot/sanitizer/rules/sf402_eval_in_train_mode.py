@@ -1,0 +1,103 @@
+"""SF402: evaluation with active dropout or BatchNorm that learns from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from surefoot.core.finding import Certainty, Finding
+from surefoot.sanitizer import events as ev
+from surefoot.sanitizer.frames import Site
+from surefoot.sanitizer.rules.base import Rule, RuleInfo
+from surefoot.sanitizer.trace import Trace
+
+BUSY = 0.5
+"""No-grad forwards in more than this share of the updates belong to the method."""
+
+
+class _Seen:
+    def __init__(self) -> None:
+        self.calls = 0
+        self.dropout = 0
+        self.batch_norm = 0
+        self.outside_training_data = 0
+        self.with_loss = 0
+        self.intervals: set[int] = set()
+        self.name = ""
+
+
+class EvalInTrainMode(Rule):
+    """No-grad forward with active dropout or updating BatchNorm after training began."""
+
+    info = RuleInfo(
+        code="SF402",
+        slug="eval-in-train-mode",
+        certainty=Certainty.STRONG,
+        title="The model is evaluated in train mode.",
+        observes="A forward without gradients of a trained module, in train mode, in which"
+        " dropout was active or BatchNorm updated its statistics. Quiet for update_bn,"
+        " checkpointing, MC dropout (eval, then only dropout in train mode), recalibration over"
+        " training data, and forwards that belong to every update.",
+        why="Dropout makes the measured loss worse and random; BatchNorm takes in the validation"
+        " data.",
+        example="with torch.no_grad():\n    for x, y in val_loader: loss += loss_fn(model(x), y)",
+        fix="Call model.eval() before the evaluation and model.train() after it.",
+        source="Follows from nn.Module.train and eval.",
+    )
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(trace)
+        self.seen: dict[tuple[int, Site], _Seen] = {}
+        self.latest: _Seen | None = None
+
+    def on_forward_end(self, event: ev.ForwardEnd) -> None:
+        active = event.active_dropout or event.active_batch_norm
+        if event.grad_enabled or not event.training or not active:
+            return
+        if "update_bn" in self.trace.causes or not self.trace.is_trained(event.module):
+            return
+        key = self.trace.module_key(event.module), event.site
+        if key not in self.seen and len(self.seen) >= 1000:
+            return
+        seen = self.seen.setdefault(key, _Seen())
+        seen.calls += 1
+        seen.dropout += event.active_dropout > 0
+        seen.batch_norm += event.active_batch_norm > 0
+        loader = self.trace.data.loader
+        seen.outside_training_data += loader is None or loader.steps == 0
+        if len(seen.intervals) < 10_000:
+            seen.intervals.add(self.trace.updates)
+        seen.name = type(event.module).__name__
+        self.latest = seen
+
+    def on_loss_called(self, event: ev.LossCalled) -> None:
+        if not event.grad_enabled and self.latest is not None:
+            self.latest.with_loss += 1
+            self.latest = None
+
+    def findings(self) -> Iterable[Finding]:
+        for (_, site), seen in self.seen.items():
+            if len(seen.intervals) > BUSY * self.trace.updates and self.trace.updates > 4:
+                continue
+            recalibrates = (
+                not seen.dropout and not seen.outside_training_data and not seen.with_loss
+            )
+            if recalibrates:
+                continue
+            what = " and ".join(
+                text
+                for text, there in (
+                    ("dropout was active", seen.dropout),
+                    ("BatchNorm updated its statistics", seen.batch_norm),
+                )
+                if there
+            )
+            yield self.report(
+                f"{seen.calls} forwards of {seen.name} without gradients ran in train mode after"
+                f" training began: {what}.",
+                site,
+                evidence={
+                    "forwards": seen.calls,
+                    "with_active_dropout": seen.dropout,
+                    "with_updating_batch_norm": seen.batch_norm,
+                },
+            )

@@ -1,0 +1,85 @@
+"""SF403: evaluation builds graphs that nobody uses."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterable
+
+from surefoot.core.finding import Certainty, Finding
+from surefoot.sanitizer import events as ev
+from surefoot.sanitizer import graph
+from surefoot.sanitizer.frames import Site
+from surefoot.sanitizer.rules.base import Rule, RuleInfo, share
+from surefoot.sanitizer.trace import Trace
+
+LEAST = 2
+NOTE = "surefoot-eval-graph"
+
+
+class _Note:
+    """Lives as long as the graph node whose metadata holds it."""
+
+    __slots__ = ("__weakref__",)
+
+
+class EvalWithGrad(Rule):
+    """Eval-mode forward with grad enabled whose graph is freed without any B."""
+
+    info = RuleInfo(
+        code="SF403",
+        slug="eval-with-grad",
+        certainty=Certainty.STRONG,
+        title="Evaluation builds autograd graphs that are thrown away.",
+        observes="A forward of a trained module in eval mode with gradients enabled whose graph"
+        " is never backpropagated. Quiet for inputs that ask for a gradient (attribution,"
+        " adversarial samples) and for torch.autograd.grad.",
+        why="Every activation of the validation is kept for nothing: more memory, less speed, and"
+        " a crash when a loss is collected over the whole set.",
+        example="model.eval()\nfor x, y in val_loader: total += loss_fn(model(x), y).item()",
+        fix="Put the evaluation under torch.no_grad() or torch.inference_mode().",
+        source="Follows from autograd.",
+    )
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(trace)
+        self.all: Counter[tuple[Site, str]] = Counter()
+        self.unused: Counter[tuple[Site, str]] = Counter()
+        self.open: dict[int, tuple[weakref.ref[_Note], tuple[Site, str]]] = {}
+
+    def on_forward_end(self, event: ev.ForwardEnd) -> None:
+        if not event.grad_enabled or event.training or event.input_grad:
+            return
+        output = next((t for t in graph.tensors_in(event.output) if t.grad_fn is not None), None)
+        if output is None or output.grad_fn is None or len(self.all) > 1000:
+            return
+        key = event.site, type(event.module).__name__
+        if not self.trace.is_trained(event.module):
+            return
+        note, number = _Note(), event.seq
+        state = [False]
+        self.all[key] += 1
+
+        def used(grads: object) -> None:
+            state[0] = True
+
+        def freed(_: object) -> None:
+            self.open.pop(number, None)
+            if not state[0]:
+                self.unused[key] += 1
+
+        output.grad_fn.metadata[NOTE] = note
+        output.grad_fn.register_prehook(used)
+        self.open[number] = weakref.ref(note, freed), key
+
+    def findings(self) -> Iterable[Finding]:
+        for key, count in self.unused.items():
+            if count < LEAST or count < 0.9 * self.all[key]:
+                continue
+            site, name = key
+            yield self.report(
+                f"{share(count, self.all[key])} forwards of {name} in eval mode built a graph"
+                " that was never backpropagated.",
+                site,
+                evidence={"forwards": self.all[key], "unused_graphs": count},
+            )

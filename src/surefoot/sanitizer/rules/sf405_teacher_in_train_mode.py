@@ -1,0 +1,85 @@
+"""SF405: a fixed second model gives targets in train mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from surefoot.core.finding import Certainty, Finding
+from surefoot.sanitizer import events as ev
+from surefoot.sanitizer.frames import Site
+from surefoot.sanitizer.rules.base import Rule, RuleInfo
+from surefoot.sanitizer.trace import Trace
+
+LEAST = 3
+
+
+class _Seen:
+    def __init__(self, version: int, site: Site, name: str) -> None:
+        self.version = version
+        self.site = site
+        self.name = name
+        self.moves = False
+        self.dropout = self.batch_norm = self.calls = 0
+        self.intervals: set[int] = set()
+
+
+class TeacherInTrainMode(Rule):
+    """A model without optimizer runs beside training, with active dropout or BatchNorm."""
+
+    info = RuleInfo(
+        code="SF405",
+        slug="teacher-in-train-mode",
+        certainty=Certainty.STRONG,
+        title="A frozen teacher gives its targets in train mode.",
+        observes="A second model that no optimizer trains, called in most updates without"
+        " gradients of its own, with active dropout or BatchNorm. Quiet for teachers whose"
+        " weights move (EMA, momentum encoders).",
+        why="Its targets are random, and its BatchNorm statistics drift away from what it learned.",
+        example="teacher = load_teacher()  # still in train mode\n"
+        "with torch.no_grad(): target = teacher(x)",
+        fix="Call teacher.eval() once, and keep it out of model.train().",
+        source="Follows from nn.Module.train and eval.",
+    )
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(trace)
+        self.seen: dict[int, _Seen] = {}
+
+    def on_forward_end(self, event: ev.ForwardEnd) -> None:
+        active = event.active_dropout or event.active_batch_norm
+        if not event.training or not active or not self.trace.training_began:
+            return
+        parameters = list(event.module.parameters())
+        if event.grad_enabled and any(p.requires_grad for p in parameters):
+            return
+        if any(self.trace.parameters.find(p) is not None for p in parameters):
+            return
+        version = sum(p._version for p in parameters)
+        key = self.trace.module_key(event.module)
+        seen = self.seen.get(key)
+        if seen is None:
+            seen = _Seen(version, event.site, type(event.module).__name__)
+            self.seen[key] = seen
+        seen.moves = seen.moves or version != seen.version
+        seen.version = version
+        seen.calls += 1
+        seen.dropout += event.active_dropout > 0
+        seen.batch_norm += event.active_batch_norm > 0
+        if len(seen.intervals) < 10_000:
+            seen.intervals.add(self.trace.updates)
+
+    def findings(self) -> Iterable[Finding]:
+        for seen in self.seen.values():
+            if seen.moves or len(seen.intervals) < max(LEAST, 0.3 * self.trace.updates):
+                continue
+            yield self.report(
+                f"{seen.name}, which no optimizer trains, ran {seen.calls} times beside training"
+                f" in train mode ({seen.dropout} with active dropout, {seen.batch_norm} with"
+                " BatchNorm that updated its statistics).",
+                seen.site,
+                evidence={
+                    "forwards": seen.calls,
+                    "with_active_dropout": seen.dropout,
+                    "with_updating_batch_norm": seen.batch_norm,
+                },
+            )

@@ -1,0 +1,71 @@
+"""SF407: the statistics of a frozen BatchNorm drift."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from surefoot.core.finding import Certainty, Finding
+from surefoot.sanitizer import events as ev
+from surefoot.sanitizer.frames import Site
+from surefoot.sanitizer.rules.base import Rule, RuleInfo
+from surefoot.sanitizer.trace import Trace
+
+LEAST = 3
+
+
+class FrozenBnDrift(Rule):
+    """BatchNorm with all affine parameters frozen updates its statistics while the root trains."""
+
+    info = RuleInfo(
+        code="SF407",
+        slug="frozen-bn-drift",
+        certainty=Certainty.STRONG,
+        title="A BatchNorm layer with frozen weights keeps updating its running statistics.",
+        observes="BatchNorm in train mode, with affine parameters that ask for no gradient and"
+        " belong to no stepping optimizer, in forwards that train the rest. Quiet without affine"
+        " parameters.",
+        why="The frozen part is not frozen: its outputs in eval mode change with the new data.",
+        example="for p in model.backbone.parameters(): p.requires_grad = False\nmodel.train()",
+        fix="Put frozen BatchNorm layers in eval mode after every model.train().",
+        source="Follows from nn.BatchNorm2d: running statistics are buffers, not parameters.",
+    )
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(trace)
+        self.counts: dict[int, int] = defaultdict(int)
+        self.sites: dict[int, tuple[Site, str, str]] = {}
+        self.updates: dict[int, set[int]] = defaultdict(set)
+
+    def on_batch_norm_called(self, event: ev.BatchNormCalled) -> None:
+        layer = event.module
+        assert isinstance(layer, _BatchNorm)
+        if not event.grad_enabled or not layer.affine or not layer.track_running_stats:
+            return
+        if any(p.requires_grad for p in layer.parameters()) or not event.root.training:
+            return
+        states = [self.trace.parameters.find(p) for p in layer.parameters()]
+        if any(state is not None and state.backwards for state in states):
+            return
+        key = self.trace.module_key(layer)
+        self.counts[key] += 1
+        if len(self.updates[key]) < LEAST:
+            self.updates[key].add(self.trace.updates)
+        if key not in self.sites:
+            name = next((n for n, m in event.root.named_modules() if m is layer), "")
+            self.sites[key] = event.site, name, type(event.root).__name__
+
+    def findings(self) -> Iterable[Finding]:
+        drifting = [key for key in self.counts if len(self.updates[key]) >= LEAST]
+        if not drifting:
+            return
+        names = [self.sites[key][1] or "a BatchNorm layer" for key in drifting]
+        site, _, root = self.sites[drifting[0]]
+        yield self.report(
+            f"{len(drifting)} BatchNorm layers of {root} with frozen weights updated their running"
+            f" statistics in training, {self.counts[drifting[0]]} times: {', '.join(names[:5])}.",
+            site,
+            evidence={"layers": names[:20], "forwards": self.counts[drifting[0]]},
+        )
