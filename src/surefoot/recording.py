@@ -18,10 +18,13 @@ from surefoot.config.load import Resolved
 from surefoot.config.sections import Settings
 from surefoot.core.reports import Observer
 from surefoot.core.schedules import Undecided
+from surefoot.data.sources.stream import StreamPlan
+from surefoot.engine.interrupt import StopOnSignal
 from surefoot.materials import Prepared
+from surefoot.numerics.modes import mode_sensitive_modules
 from surefoot.observe.console import ConsoleView
 from surefoot.observe.record import RunRecord, collect_record, write_record
-from surefoot.observe.run_folder import CONFIG_NAME, RunFolder, find_run
+from surefoot.observe.run_folder import CONFIG_NAME, RunFolder, find_begun_run, naming_folder
 from surefoot.observe.sinks import TensorBoardSink
 from surefoot.observe.view import RunFacts, Unit
 from surefoot.resuming import Resumption
@@ -34,9 +37,9 @@ def config_of(run: str | Path) -> Path:
     """The configuration file of a run.
 
     Raises:
-        RunFolderError: there is no such run.
+        RunFolderError: there is no such run, or it was cut off before it wrote anything down.
     """
-    return find_run(run) / CONFIG_NAME
+    return find_begun_run(run) / CONFIG_NAME
 
 
 def train_in_folder(
@@ -53,6 +56,43 @@ def train_in_folder(
     Raises:
         SurefootError: the run cannot go on, or failed; the folder says how.
     """
+    with StopOnSignal() as stop:
+        with naming_folder(folder.path):
+            run = _open_run(folder, name, resolved, prepared, assembly, observers)
+        try:
+            with naming_folder(folder.path):
+                # A resume that is refused leaves the folder as it was.
+                if resumption is not None:
+                    _restore(run, resumption)
+                folder.write_config(resolved.as_yaml())
+                folder.write_contract(promise(assembly.settings))
+                write_record(folder, make_record(name, prepared, assembly))
+                prepared.save_artifacts(folder.artifacts_path)
+                if resumption is None:
+                    run.begin()
+            return run.train(stop)
+        finally:
+            run.close()
+
+
+def _restore(run: FolderRun, resumption: Resumption) -> None:
+    check = partial(
+        resumption.check,
+        fingerprints=run.about["data"],
+        schedule=run.assembly.trainable.course.schedule,
+        pace=run.assembly.pace,
+    )
+    run.restore(resumption.told(), check)
+
+
+def _open_run(
+    folder: RunFolder,
+    name: str,
+    resolved: Resolved[Any],
+    prepared: Prepared,
+    assembly: Assembly,
+    observers: tuple[Observer, ...],
+) -> FolderRun:
     settings = assembly.settings
     config = json.dumps(resolved.as_dict(), sort_keys=True)
     about = {
@@ -64,29 +104,10 @@ def train_in_folder(
     }
     try:
         shown = make_observers(settings, name, assembly, folder)
-        run = FolderRun(assembly, folder, about, [*shown, *observers])
+        return FolderRun(assembly, folder, about, [*shown, *observers])
     except BaseException:
         folder.close()
         raise
-    try:
-        # A resume that is refused leaves the folder as it was.
-        if resumption is not None:
-            check = partial(
-                resumption.check,
-                fingerprints=prepared.fingerprints(),
-                schedule=assembly.trainable.course.schedule,
-                pace=assembly.pace,
-            )
-            run.restore(resumption.told(), check)
-        folder.write_config(resolved.as_yaml())
-        folder.write_contract(promise(settings))
-        write_record(folder, make_record(name, prepared, assembly))
-        prepared.save_artifacts(folder.artifacts_path)
-        if resumption is None:
-            run.begin()
-        return run.train()
-    finally:
-        run.close()
 
 
 def needed_bytes(assembly: Assembly) -> int:
@@ -129,6 +150,20 @@ def progress_of(settings: Settings, assembly: Assembly) -> tuple[float, Unit]:
     return float(horizon.value), horizon.kind
 
 
+def exactness(assembly: Assembly) -> dict[str, object]:
+    """What keeps the numbers from being those of another split, and what a resume promises."""
+    modules = mode_sensitive_modules(assembly.material.model)
+    return {
+        "depends_on_the_split": [f"{m.name or '(model)'}: {m.kind}, {m.in_train}" for m in modules],
+        "data_order": (
+            "the stream's own state"
+            if isinstance(assembly.plan, StreamPlan)
+            else "a function of seed, epoch and position"
+        ),
+        "resume": "the same weights, samples and random numbers, each update once",
+    }
+
+
 def make_record(name: str, prepared: Prepared, assembly: Assembly) -> RunRecord:
     """Everything that another engineer needs to understand or repeat the run."""
     trainable = assembly.trainable
@@ -152,6 +187,7 @@ def make_record(name: str, prepared: Prepared, assembly: Assembly) -> RunRecord:
                 else assembly.horizon_updates
             ),
             "deciding_metric": {"name": metric, "direction": direction},
+            "exactness": exactness(assembly),
             "decay_disagreements": [row.name for row in trainable.ledger.disagreements],
         },
     )

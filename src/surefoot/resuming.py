@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import Enum
+from typing import Any
 
 from surefoot.config.building import make_schedule
 from surefoot.config.load import C, Difference, Resolved, differences
@@ -118,8 +120,10 @@ def accept_differences(
         The differences, all of them safe or accepted.
 
     Raises:
-        RequestError: a difference is neither; all of them are listed.
+        RequestError: a difference is neither (all of them are listed), or a name to accept is that
+            of no field.
     """
+    _check_names(accepted, before.as_dict(), after.as_dict())
     changes = differences(before.as_dict(), after.as_dict())
     refused = []
     for change in changes:
@@ -141,3 +145,32 @@ def accept_differences(
 
 def _covers(accepted: str, path: str) -> bool:
     return path == accepted or path.startswith(f"{accepted}.")
+
+
+def _check_names(accepted: Sequence[str], *configs: Mapping[str, Any]) -> None:
+    """Refuses a name that is no field: with a typo, it would accept nothing in silence.
+
+    Raises:
+        RequestError: with the field that was likely meant.
+    """
+    known = {"data"}.union(*(_paths(config) for config in configs))
+    for name in accepted:
+        if name not in known:
+            close = get_close_matches(name, sorted(known), n=1)
+            raise RequestError(
+                f"there is no field '{name}' that could differ",
+                where="--accept-change",
+                rule="a dotted path of the recipe, a section, or `data`",
+                remedy=f"did you mean {close[0]}?"
+                if close
+                else "`surefoot show config RECIPE` lists the fields",
+            )
+
+
+def _paths(config: Mapping[str, Any], above: str = "") -> set[str]:
+    found = set()
+    for name, value in config.items():
+        found.add(f"{above}{name}")
+        if isinstance(value, Mapping):
+            found |= _paths(value, f"{above}{name}.")
+    return found

@@ -119,20 +119,19 @@ class FolderRun:
         )
         return manifest.step
 
-    def train(self) -> RunResult:
-        """Runs to the end and tells how it ended.
+    def train(self, stop: StopOnSignal) -> RunResult:
+        """Runs to the end, or until `stop` asks, and tells how it ended.
 
         Raises:
             SurefootError: what made it fail; the events hold it with its traceback.
         """
-        with StopOnSignal() as stop:
-            try:
-                outcome = self._loop(stop).run()
-            except BaseException as error:
-                self._record_failure(error)
-                raise
-            finally:
-                self.assembly.close()
+        try:
+            outcome = self._loop(stop).run()
+        except BaseException as error:
+            self._record_failure(error)
+            raise
+        finally:
+            self.assembly.close()
         return self._result(outcome)
 
     def close(self) -> None:
@@ -177,6 +176,7 @@ class FolderRun:
                 save=self.save,
                 save_every=make_cadence(settings.checkpoint.every, assembly),
                 stop_request=stop,
+                decided_before=assembly.decisions.end,
             )
         )
 

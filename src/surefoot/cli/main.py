@@ -9,16 +9,30 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from surefoot.cli import audit, checkpoint, failure, runs, show, train
 from surefoot.cli.session import Session
 from surefoot.core.errors import EXIT_DONE
 
+
+class _Verbs(TyperGroup):
+    """Remembers a Ctrl-C: typer turns it into a bare exit code and says nothing."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            ctx.obj.interrupted = True
+            raise
+
+
 app = typer.Typer(
     name="surefoot",
+    cls=_Verbs,
     add_completion=False,
     pretty_exceptions_enable=False,
     invoke_without_command=True,
@@ -66,6 +80,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         )
     except BaseException as error:
         return failure.present(error, session)
+    if session.interrupted:
+        return failure.present(KeyboardInterrupt(), session)
     return code if isinstance(code, int) else EXIT_DONE
 
 

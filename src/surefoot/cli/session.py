@@ -35,6 +35,8 @@ class Session:
     json_target: str | None = None
     """A file for the JSON answer, `-` for standard output, None where none was asked for."""
     debug: bool = False
+    interrupted: bool = False
+    """Whether Ctrl-C ended the verb."""
 
     @cached_property
     def console(self) -> Console:

@@ -71,7 +71,8 @@ def train(
         dry_run=dry_run,
         console=session.console,
     )
-    return _tell(session, result, recipe, overrides or [], runs)
+    made_in = runs if resume is None else resume.parent
+    return _tell(session, result, recipe, overrides or [], made_in)
 
 
 def _recipe_of(run: Path) -> str:
@@ -81,10 +82,10 @@ def _recipe_of(run: Path) -> str:
         RequestError: the run began in Python, with a model that no recipe names.
     """
     from surefoot.config.yaml_text import read_yaml
-    from surefoot.observe.run_folder import CONFIG_NAME, find_run
+    from surefoot.observe.run_folder import CONFIG_NAME, find_begun_run
 
-    path = find_run(run) / CONFIG_NAME
-    if path.is_file() and "model" not in read_yaml(path.read_text(encoding="utf-8"), path.name)[0]:
+    path = find_begun_run(run) / CONFIG_NAME
+    if "model" not in read_yaml(path.read_text(encoding="utf-8"), path.name)[0]:
         raise RequestError(
             "this run was started in Python, with a model handed in as an object",
             where=str(run),

@@ -93,4 +93,8 @@ class Plateau:
             state = replace(
                 state, multiplier=multiplier, cooldown_left=self.cooldown, bad_evaluations=0
             )
-        return state, state.multiplier
+        return state, self.verdict(state)
+
+    def verdict(self, state: PlateauState) -> float:
+        """The multiplier of the rate in this state."""
+        return state.multiplier

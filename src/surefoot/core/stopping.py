@@ -89,4 +89,9 @@ class EarlyStopping:
         if is_improvement(metric, state.best, self.direction, self.min_delta):
             return StoppingState(best=float(metric)), False
         bad = state.bad_evaluations + 1
-        return StoppingState(best=state.best, bad_evaluations=bad), bad >= self.patience
+        state = StoppingState(best=state.best, bad_evaluations=bad)
+        return state, self.verdict(state)
+
+    def verdict(self, state: StoppingState) -> bool:
+        """Whether a run with this state has ended."""
+        return state.bad_evaluations >= self.patience

@@ -167,6 +167,9 @@ def describe(data: Any) -> str:
         return f"{data.dtype}{list(data.shape)}"
     if isinstance(data, Mapping):
         return "{" + ", ".join(f"{key}: {describe(value)}" for key, value in data.items()) + "}"
+    if dataclasses.is_dataclass(data) and not isinstance(data, type):
+        entries = {f.name: getattr(data, f.name) for f in dataclasses.fields(data)}
+        return type(data).__name__ + describe(entries)
     if isinstance(data, (tuple, list)):
         shown = ", ".join(describe(item) for item in data[:8])
         return f"({shown}{', …' if len(data) > 8 else ''})"

@@ -6,7 +6,7 @@ It pads and stacks; it truncates nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,44 @@ from surefoot.core.errors import DataError
 from surefoot.data.batch import describe
 
 IGNORE_INDEX = -100
+
+
+def collate_samples(samples: Sequence[Any]) -> Any:
+    """Samples to one batch as torch's `default_collate` does it; data classes too.
+
+    A batch of data classes is one of the same class, with each field collated. An entry that is
+    None in every sample stays None.
+    """
+    first = samples[0]
+    if not _holds_data_class(first):
+        return default_collate(list(samples))
+    if is_dataclass(first):
+        if any(type(sample) is not type(first) for sample in samples):
+            raise TypeError("the samples are of different classes")
+        return replace(
+            first,
+            **{  # type: ignore[type-var]
+                f.name: _collate_entry([getattr(sample, f.name) for sample in samples])
+                for f in fields(first)
+                if f.init
+            },
+        )
+    if isinstance(first, Mapping):
+        return {key: collate_samples([sample[key] for sample in samples]) for key in first}
+    entries = [collate_samples(entry) for entry in zip(*samples, strict=True)]
+    return type(first)(*entries) if hasattr(first, "_fields") else type(first)(entries)
+
+
+def _collate_entry(values: Sequence[Any]) -> Any:
+    return None if all(value is None for value in values) else collate_samples(values)
+
+
+def _holds_data_class(sample: Any) -> bool:
+    if is_dataclass(sample) and not isinstance(sample, type):
+        return True
+    if isinstance(sample, Mapping):
+        return any(map(_holds_data_class, sample.values()))
+    return isinstance(sample, (tuple, list)) and any(map(_holds_data_class, sample))
 
 
 @dataclass(frozen=True)

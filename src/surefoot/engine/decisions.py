@@ -50,6 +50,8 @@ class StatefulRule(Protocol):
 
     def __call__(self, state: Any, metric: float) -> tuple[Any, Any]: ...
 
+    def verdict(self, state: Any) -> Any: ...
+
 
 class RuleState:
     """Holds the state of one pure rule between evaluations.
@@ -90,7 +92,7 @@ class RuleState:
         """Puts a state back; a rule that is off now, or was off then, keeps its own start."""
         if self._rule is not None and state["state"] is not None:
             self._state = self._read(state["state"])
-            self.verdict = state["verdict"]
+            self.verdict = self._rule.verdict(self._state)
 
 
 class Course:
@@ -141,8 +143,17 @@ class Decisions:
                 Event("plateau", step, message, {"multiplier": self.plateau.verdict}, time.time())
             )
         self.stopping.show(reports)
-        if not self.stopping.verdict:
+        reason = self.end()
+        if reason is None:
             return None
-        reason = f"early stopping: best {self.best.value} at step {self.best.step}"
         self._tell(Event("early-stop", step, reason, {}, time.time()))
         return reason
+
+    def end(self) -> str | None:
+        """Why the run ends by what the evaluations so far have shown, or None.
+
+        After a resume too: a run that has ended does not train on, unless its rule was changed.
+        """
+        if not self.stopping.verdict:
+            return None
+        return f"early stopping: best {self.best.value} at step {self.best.step}"

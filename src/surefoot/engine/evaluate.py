@@ -18,6 +18,7 @@ from surefoot.core.errors import DataError
 from surefoot.core.reports import EvalReport
 from surefoot.data.batch import MicroBatch
 from surefoot.engine.passes import TOTAL
+from surefoot.engine.refusal import naming_batch
 from surefoot.numerics.determinism import preserved_rng
 from surefoot.numerics.modes import evaluation_mode
 from surefoot.numerics.precision import Precision
@@ -54,7 +55,7 @@ def evaluate(
     samples = 0
     with evaluation_mode(model), preserved_rng(device), torch.no_grad():
         for micro_batch in micro_batches:
-            with precision.autocast():
+            with precision.autocast(), naming_batch(micro_batch):
                 totals.add(task.metric_sums(model, micro_batch.data))
             samples += micro_batch.samples
     if samples == 0:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from surefoot.core.errors import NonFiniteError
+from surefoot.core.errors import DataError, NonFiniteError
 from surefoot.core.reports import Event, StepReport
 
 SMALLEST_LOSS_SCALE = 1.0
@@ -44,17 +44,22 @@ class Guard:
     optimizer_skips: bool = True
     num_skipped: int = field(default=0, init=False)
     num_overflows: int = field(default=0, init=False)
+    _weightless_since: int | None = field(default=None, init=False)
+    """Epoch in which the current row of windows without weight began."""
 
     def judge(self, report: StepReport) -> Event | None:
         """Returns the event that the report gives rise to, if any.
 
         Raises:
             NonFiniteError: the policy, or a spent budget, says stop.
+            DataError: a whole epoch held nothing to learn from.
         """
+        if report.weight == 0.0:
+            self._refuse_weightless_epoch(report)
+            return _event("skip", report, "the window carries no weight: there is nothing to learn")
+        self._weightless_since = None
         if report.applied and math.isfinite(report.loss):
             return None
-        if report.weight == 0.0:
-            return _event("skip", report, "the window carries no weight: there is nothing to learn")
         if self._is_overflow(report):
             self.num_overflows += 1
             return _event("overflow", report, f"fp16 overflow at loss scale {report.loss_scale:g}")
@@ -66,6 +71,19 @@ class Guard:
                 return _event("non-finite-loss", report, message)
             return _event("skip", report, f"non-finite update skipped; {left} more allowed")
         raise self._error(report)
+
+    def _refuse_weightless_epoch(self, report: StepReport) -> None:
+        # No update is made, so a horizon in steps would never be reached.
+        if self._weightless_since is None:
+            self._weightless_since = report.epoch
+        # The first of these epochs may have begun with windows that had a weight.
+        if report.epoch >= self._weightless_since + 2:
+            raise DataError(
+                "no window of a whole epoch carries any weight",
+                where=f"window {report.window}, epoch {report.epoch}",
+                rule="an epoch holds at least one item that the loss counts",
+                remedy="look at the labels: are all of them the ignore index, or masked?",
+            )
 
     def _is_overflow(self, report: StepReport) -> bool:
         return (

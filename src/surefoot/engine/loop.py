@@ -66,6 +66,8 @@ class LoopParts:
     save: Callable[[], object]
     save_every: Cadence
     stop_request: StopRequest
+    decided_before: Callable[[], str | None] = lambda: None
+    """Why evaluations before a resume have ended the run already, or None."""
 
 
 class Loop:
@@ -86,8 +88,11 @@ class Loop:
         """
         parts = self.parts
         before = self._mark()
-        if parts.horizon.reached(before):
-            return self._finish(Status.FINISHED, "the horizon was reached before")
+        end = self._ended_before(before)
+        if end is not None:
+            return self._finish(Status.FINISHED, end)
+        if parts.stop_request.reason is not None:
+            return self._finish(Status.STOPPED, parts.stop_request.reason)
         # Closing the generator ends the loader's workers also when an update raises.
         with closing(parts.open_windows(parts.progress.cursor)) as windows:  # type: ignore[type-var]
             for window in windows:
@@ -104,6 +109,12 @@ class Loop:
                     return self._finish(status, end or stop or "")
         parts.log.settle()
         return self._finish(Status.FINISHED, "the data is at its end")
+
+    def _ended_before(self, before: Mark) -> str | None:
+        """Why a resumed run has nothing left to do, or None."""
+        if self.parts.horizon.reached(before):
+            return "the horizon was reached before"
+        return self.parts.decided_before()
 
     def _may_be_due(self, before: Mark, window: Window) -> bool:
         """Whether anything is due if the update in flight is applied: then it must be settled."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from surefoot.core.errors import ModelError
 from surefoot.data.batch import MicroBatch
+from surefoot.engine.refusal import naming_batch
 from surefoot.numerics.loss_scaling import LossScale
 from surefoot.numerics.precision import Precision
 from surefoot.tasks.task import Task
@@ -54,7 +55,7 @@ class PlainPass:
     ) -> dict[str, Tensor]:
         window_losses: dict[str, Tensor] = {}
         for micro_batch in micro_batches:
-            with self.precision.autocast():
+            with self.precision.autocast(), naming_batch(micro_batch):
                 sums = self.task.loss_sum(self.model, micro_batch.data)
             losses = divide_terms(sums, denominators)
             loss_scale.scale(losses[TOTAL]).backward()

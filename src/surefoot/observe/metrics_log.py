@@ -145,18 +145,29 @@ class MetricsLog:
                 self._size += error.written
                 # The rest of the cut row goes on where the file ends, so the rows stay whole.
                 self._pending = [data[error.written : -1]]
-            raise SurefootError(
-                f"The metrics log cannot be written: {error.strerror}.",
-                where=str(self.path),
-                rule="a run goes on only while its record is complete",
-                remedy="free some space, then resume the run from its last checkpoint",
-            ) from error
+            raise self._unwritable(error) from error
         self._pending.clear()
 
+    def _unwritable(self, error: OSError) -> SurefootError:
+        return SurefootError(
+            f"The metrics log cannot be written: {error.strerror}.",
+            where=str(self.path),
+            rule="a run goes on only while its record is complete",
+            remedy="free some space, then resume the run from its last checkpoint",
+        )
+
     def sync(self) -> int:
-        """Writes all rows through to the disk; returns the byte offset just behind the last one."""
+        """Writes all rows through to the disk; returns the byte offset just behind the last one.
+
+        Raises:
+            SurefootError: the disk refused.
+        """
         self.flush()
-        os.fsync(self._descriptor)
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            # Some disks say only now that they are full.
+            raise self._unwritable(error) from error
         return self._size
 
     def close(self) -> None:

@@ -10,7 +10,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -32,7 +33,7 @@ CHECKPOINTS_NAME = "checkpoints"
 ARTIFACTS_NAME = "artifacts"
 
 _NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_MAX_NAME_LENGTH = 120
+MAX_NAME_LENGTH = 120
 
 
 class RunFolder:
@@ -102,12 +103,22 @@ class RunFolder:
 
     @classmethod
     def _furnish(cls, path: Path) -> RunFolder:
-        lock = FolderLock(path)
-        (path / CHECKPOINTS_NAME).mkdir()
-        (path / ARTIFACTS_NAME).mkdir()
-        fsync_directory(path)
-        fsync_directory(path.parent)
-        return cls(path, lock)
+        lock = None
+        try:
+            lock = FolderLock(path)
+            (path / CHECKPOINTS_NAME).mkdir()
+            (path / ARTIFACTS_NAME).mkdir()
+            fsync_directory(path)
+            fsync_directory(path.parent)
+            return cls(path, lock)
+        except BaseException as error:
+            # Nothing has been written yet: an empty folder would look like a run.
+            if lock is not None:
+                lock.release()
+            shutil.rmtree(path, ignore_errors=True)
+            if not isinstance(error, OSError):
+                raise
+            raise _cannot_be_made(path, error) from error
 
     @classmethod
     def open(cls, path: str | Path, *, needed_bytes: int = 0) -> RunFolder:
@@ -221,18 +232,35 @@ def find_run(path: str | Path) -> Path:
     return path
 
 
+def find_begun_run(path: str | Path) -> Path:
+    """`path`, once it is sure that a run has begun in it.
+
+    Raises:
+        RunFolderError: as `find_run`, or the run was cut off before its configuration was written.
+    """
+    path = find_run(path)
+    if not (path / CONFIG_NAME).is_file():
+        raise RunFolderError(
+            "The run was cut off before it began: it has written no configuration.",
+            where=str(path),
+            rule=f"a run that can be resumed holds {CONFIG_NAME} and a checkpoint",
+            remedy="start it anew; the folder holds nothing and may be deleted",
+        )
+    return path
+
+
 def check_name(name: str) -> None:
     """Refuses a run name that cannot be part of a folder's name.
 
     Raises:
         RunFolderError: with the rule.
     """
-    if not _NAME_PATTERN.fullmatch(name) or len(name) > _MAX_NAME_LENGTH:
+    if not _NAME_PATTERN.fullmatch(name) or len(name) > MAX_NAME_LENGTH:
         raise RunFolderError(
             f"The run name {name!r} cannot be part of a folder's name.",
             where="name",
             rule=f"letters, digits, `.`, `_` and `-`, the first a letter or digit, at most "
-            f"{_MAX_NAME_LENGTH} characters",
+            f"{MAX_NAME_LENGTH} characters",
         )
 
 
@@ -268,12 +296,34 @@ def _make_directory(path: Path) -> bool:
             "A file stands where the folder of the runs should be.", where=str(path.parent)
         ) from None
     except OSError as error:
-        raise RunFolderError(
-            f"The run folder cannot be made: {error.strerror}.",
-            where=str(path),
-            remedy="name a folder that you may write to",
-        ) from error
+        raise _cannot_be_made(path, error) from error
     return True
+
+
+@contextmanager
+def naming_folder(path: Path) -> Iterator[None]:
+    """What the disk refuses in here is told as an error of the run folder.
+
+    Raises:
+        RunFolderError: such as for a full disk.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(
+            f"The run folder cannot be written: {error.strerror or error}.",
+            where=str(error.filename or path),
+            rule="a run writes down what it is before it begins",
+            remedy="free some space, or name a folder that can be written to",
+        ) from error
+
+
+def _cannot_be_made(path: Path, error: OSError) -> RunFolderError:
+    return RunFolderError(
+        f"The run folder cannot be made: {error.strerror}.",
+        where=str(path),
+        remedy="name a folder that you may write to, on a disk with space",
+    )
 
 
 def _similar(path: Path) -> Path | None:

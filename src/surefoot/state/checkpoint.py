@@ -136,17 +136,32 @@ def keep_newest(
     """Deletes all but the newest `keep` published checkpoints and the steps in `also_keep`.
 
     Called after a newer one is published. Left-over temporary folders go too. Returns what went.
+
+    Raises:
+        CheckpointError: one cannot be deleted; the newest ones are untouched.
     """
     gone = []
     for folder in list_checkpoints(checkpoints)[:-keep]:
         if int(folder.name[len(STEP_PREFIX) :]) not in also_keep:
-            # Without its manifest it is no checkpoint any more, whenever the deletion is cut short.
-            (folder / MANIFEST_NAME).unlink()
-            shutil.rmtree(folder)
+            _delete(folder)
             gone.append(folder)
     for folder in checkpoints.glob(f"{STEP_PREFIX}*{TEMPORARY_SUFFIX}"):
         shutil.rmtree(folder, ignore_errors=True)
     return gone
+
+
+def _delete(folder: Path) -> None:
+    try:
+        # Without its manifest it is no checkpoint any more, whenever the deletion is cut short.
+        (folder / MANIFEST_NAME).unlink()
+        shutil.rmtree(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"an old checkpoint could not be deleted: {error}",
+            where=str(folder),
+            rule="checkpoint.keep says how many stay",
+            remedy="let this user delete in the folder, or keep more; then resume",
+        ) from error
 
 
 def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, TensorEntry]:

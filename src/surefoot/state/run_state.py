@@ -11,8 +11,9 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from surefoot.core.errors import CheckpointError
+from surefoot.core.errors import CheckpointError, ModelError
 from surefoot.data.order import START, Cursor
 from surefoot.data.sources.stream import StreamCursor
 from surefoot.numerics.determinism import capture_rng, restore_rng
@@ -114,6 +115,19 @@ class RunState:
     device: Any
     """Device whose random state is kept beside the CPU's."""
 
+    def __post_init__(self) -> None:
+        kind = type(self.model)
+        # torch.compile's wrapper is known by what it holds: importing its class takes a second.
+        if hasattr(self.model, "_orig_mod") or isinstance(
+            self.model, DataParallel | DistributedDataParallel
+        ):
+            raise ModelError(
+                f"the model is wrapped in {kind.__name__}",
+                where="model",
+                rule="a run takes the bare module: the names in its checkpoints carry no prefix",
+                remedy="hand in the module itself; train.compile=whole compiles it",
+            )
+
     def capture(self, **log_offsets: int) -> Snapshot:
         """Copies nothing: the snapshot's tensors are the live ones. Write it before going on.
 
@@ -154,9 +168,19 @@ class RunState:
 
 
 def check_same_tensors(
-    ours: Mapping[str, Any], theirs: Mapping[str, Any], most_named: int = 5
+    ours: Mapping[str, Any],
+    theirs: Mapping[str, Any],
+    most_named: int = 5,
+    *,
+    same_dtype: bool = True,
 ) -> None:
-    """Refuses a checkpoint whose tensors have other names or shapes, naming the first that differ.
+    """Refuses tensors that differ in name, shape or number type, and names the first that do.
+
+    Args:
+        ours: the model's tensors.
+        theirs: the checkpoint's.
+        most_named: how many differences are named.
+        same_dtype: False where weights are only a start, and are converted.
 
     Raises:
         CheckpointError: with up to `most_named` differences.
@@ -164,6 +188,8 @@ def check_same_tensors(
     differences = []
     for name in sorted(ours.keys() | theirs.keys()):
         mine, other = _shape(ours.get(name)), _shape(theirs.get(name))
+        if same_dtype and mine == other:
+            mine, other = _dtype(ours.get(name)), _dtype(theirs.get(name))
         if mine != other:
             differences.append(f"{name}: checkpoint {other}, model {mine}")
     if differences:
@@ -172,7 +198,7 @@ def check_same_tensors(
         raise CheckpointError(
             f"the checkpoint is of another model: {len(differences)} tensors differ",
             where=shown + (f"; and {more} more" if more > 0 else ""),
-            rule="a resume needs the same tensors, by name and shape",
+            rule="the same tensors, by name, shape and number type",
             remedy="use the recipe of that run, or start a new run from its weights",
         )
 
@@ -181,3 +207,7 @@ def _shape(value: Any) -> str:
     if value is None:
         return "missing"
     return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
+
+
+def _dtype(value: Any) -> str:
+    return str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) else ""

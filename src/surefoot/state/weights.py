@@ -55,7 +55,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def start_from(model: nn.Module, path: str | Path) -> None:
-    """Copies the weights at `path` into `model`.
+    """Copies the weights at `path` into `model`, in the number type of the model.
 
     Raises:
         CheckpointError: they are of another model; the first differing tensors are named.
@@ -71,5 +71,5 @@ def start_from(model: nn.Module, path: str | Path) -> None:
             twin = next(twins, None)
             if twin is not None:
                 weights[name] = weights[twin]
-    check_same_tensors(ours, weights)
+    check_same_tensors(ours, weights, same_dtype=False)
     model.load_state_dict(weights)

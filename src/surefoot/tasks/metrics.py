@@ -95,18 +95,24 @@ def ratios(totals: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Divide (numerator, denominator) pairs; a denominator of 0 gives NaN: nothing was measured.
 
     A loss of several terms (`loss/TERM` each) also gets `loss`, the sum of its terms' means, as
-    the update minimises it.
+    the update minimises it: a term without an item adds nothing.
 
     >>> ratios({"loss": (6.0, 4.0), "accuracy": (0.0, 0.0)})
     {'loss': 1.5, 'accuracy': nan}
     >>> ratios({"loss/a": (6.0, 4.0), "loss/b": (1.0, 2.0)})
     {'loss': 2.0, 'loss/a': 1.5, 'loss/b': 0.5}
+    >>> ratios({"loss/a": (6.0, 4.0), "loss/b": (0.0, 0.0)})
+    {'loss': 1.5, 'loss/a': 1.5, 'loss/b': nan}
     """
     values = {
         name: (numerator / denominator if denominator else float("nan"))
         for name, (numerator, denominator) in totals.items()
     }
-    terms = [value for name, value in values.items() if name.startswith(LOSS_TERM)]
-    if terms:
-        values = {"loss": sum(terms), **values}
+    if any(name.startswith(LOSS_TERM) for name in values):
+        measured = [
+            value
+            for name, value in values.items()
+            if name.startswith(LOSS_TERM) and totals[name][1]
+        ]
+        values = {"loss": sum(measured) if measured else float("nan"), **values}
     return values

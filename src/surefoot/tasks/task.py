@@ -157,10 +157,14 @@ def checked_metric(name: str, found: Any) -> tuple[Tensor, float | Tensor]:
     Raises:
         ModelError: it is anything else, such as a mean.
     """
+    shown = type(found).__name__
     if isinstance(found, (tuple, list)) and len(found) == 2 and isinstance(found[0], Tensor):
-        return found[0], found[1]
+        shapes = [list(part.shape) for part in found if isinstance(part, Tensor)]
+        if not any(shapes):
+            return found[0], found[1]
+        shown = f"pair with tensors of shape {shapes}"
     raise ModelError(
-        f"metric {name!r} returned a {type(found).__name__}",
+        f"metric {name!r} returned a {shown}",
         rule="a metric is (numerator, denominator), the first a tensor, both sums over the batch",
         remedy="return for example (correct.sum(), len(correct)); the division comes at the end",
     )

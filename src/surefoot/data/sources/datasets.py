@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import DataLoader, TensorDataset
 
 from surefoot.core.errors import DataError, MissingDataError, RequestError, SurefootError
 from surefoot.data.augment import preserved_cpu_rng, seed_for_sample
+from surefoot.data.collate import collate_samples
 from surefoot.data.fingerprint import hash_value, sampled_indices
 from surefoot.data.order import IndexArray, permuted_indices
 from surefoot.data.sources.arrays import ArraySource
@@ -32,7 +33,7 @@ class DatasetSource:
         dataset: the dataset. If it has `__getitems__(indices)` and `is_random` is False, samples
             are read many at a time.
         name: what messages call it; the class name if empty.
-        collate: samples to batch; torch's `default_collate` if not given.
+        collate: samples to batch; `collate_samples` if not given.
         is_random: whether reading a sample draws random numbers, as augmentation does. True is
             always right; False saves the seeding of each sample.
 
@@ -46,7 +47,7 @@ class DatasetSource:
         dataset: Any,
         *,
         name: str = "",
-        collate: Callable[[Any], Any] = default_collate,
+        collate: Callable[[Any], Any] = collate_samples,
         is_random: bool = True,
     ) -> None:
         self.dataset = dataset

@@ -12,11 +12,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.utils.data import default_collate
-
 from surefoot.core.errors import DataError, RequestError, SurefootError
 from surefoot.data.augment import preserved_cpu_rng, seed_for_sample
 from surefoot.data.batch import MicroBatch
+from surefoot.data.collate import collate_samples
 from surefoot.data.fetch import WeightFunction, aligned, checked_weights, collated
 from surefoot.data.order import START, Cursor
 
@@ -68,7 +67,7 @@ class StreamSource:
             it again after its end starts another epoch; `set_epoch(epoch)`, if it has it, is
             called first.
         name: what messages call it; the class name if empty.
-        collate: samples to batch; torch's `default_collate` if not given.
+        collate: samples to batch; `collate_samples` if not given.
 
     Raises:
         DataError: the stream does not keep its place.
@@ -81,7 +80,7 @@ class StreamSource:
         stream: Iterable[Any],
         *,
         name: str = "",
-        collate: Callable[[Any], Any] = default_collate,
+        collate: Callable[[Any], Any] = collate_samples,
     ) -> None:
         self.name = name or type(stream).__name__
         if not is_stream(stream):
@@ -137,6 +136,21 @@ class StreamSource:
 def is_stream(data: Any) -> bool:
     """Whether an object keeps its own place in a sequence."""
     return all(hasattr(data, name) for name in ("__iter__", "state_dict", "load_state_dict"))
+
+
+def refuse_stream(source: Any) -> None:
+    """Refuses a stream as a validation set.
+
+    Raises:
+        DataError: an evaluation begins at the start each time, and a stream goes on from its place.
+    """
+    if isinstance(source, StreamSource):
+        raise DataError(
+            f"{source.name} is a stream",
+            where="validation",
+            rule="every evaluation reads the same samples, by index",
+            remedy="give a dataset with __len__ and __getitem__, such as a list of its samples",
+        )
 
 
 class _Reader:
