@@ -1,0 +1,98 @@
+"""SF608: prediction and target are broadcast against each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from surefoot.core.finding import Certainty, Finding
+from surefoot.sanitizer import events as ev
+from surefoot.sanitizer import graph
+from surefoot.sanitizer.frames import Site
+from surefoot.sanitizer.rules.base import Rule, RuleInfo
+from surefoot.sanitizer.trace import Trace
+
+ELEMENTWISE = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+EXPLICIT = ("Unsqueeze", "View", "ReshapeAlias", "Expand", "T", "Transpose", "Permute")
+Shape = tuple[int, ...]
+
+
+class LossBroadcast(Rule):
+    """Elementwise op between (N, 1) and (N) feeding a reduction that becomes the loss."""
+
+    info = RuleInfo(
+        code="SF608",
+        slug="loss-broadcast",
+        certainty=Certainty.PROOF,
+        title="Prediction and target of shapes (N, 1) and (N) are broadcast to (N, N).",
+        observes="A regression loss whose input and target broadcast to a larger shape, or a"
+        " difference of shape (N, N) in the graph of the loss that is made of an (N) or (N, 1)"
+        " operand. Quiet for pairwise losses built by unsqueeze, view or transpose.",
+        why="Every prediction is compared with every target: the best answer is the mean of all"
+        " targets.",
+        example="loss = ((model(x) - y) ** 2).mean()  # (32, 1) - (32,)",
+        fix="Give both the same shape: squeeze(-1) the prediction or unsqueeze the target.",
+        source="https://github.com/pytorch/pytorch/issues/16045",
+    )
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(trace)
+        self.calls: Counter[tuple[Site, Shape, Shape]] = Counter()
+        self.graphs: Counter[tuple[Site, Shape, Shape]] = Counter()
+
+    def on_loss_called(self, event: ev.LossCalled) -> None:
+        if event.name not in ELEMENTWISE or not event.grad_enabled:
+            return
+        one, two = tuple(event.input.shape), tuple(event.target.shape)
+        if {len(one), len(two)} == {1, 2} and len(self.calls) < 1000:
+            short, long = sorted((one, two), key=len)
+            if long[1] == 1 and long[0] == short[0] > 1:
+                self.calls[event.site, one, two] += 1
+
+    def on_backward_begin(self, event: ev.BackwardBegin) -> None:
+        if not event.walk or not event.roots or event.roots[0].numel() != 1:
+            return
+        for node in graph.nodes(event.roots[0].grad_fn, 2_000):
+            if graph.kind(node) in ("Sub", "Rsub"):
+                shapes = _broadcast(node)
+                if shapes and len(self.graphs) < 1000:
+                    self.graphs[event.site, *shapes] += 1
+
+    def findings(self) -> Iterable[Finding]:
+        for (site, one, two), count in self.calls.items():
+            yield self.report(
+                f"{count} calls of this loss compared shapes {one} and {two}: they broadcast to"
+                f" ({one[0]}, {one[0]}).",
+                site,
+                evidence={"calls": count, "input": list(one), "target": list(two)},
+            )
+        if self.calls:
+            return
+        for (site, operand, result), count in self.graphs.items():
+            yield self.report(
+                f"What is backpropagated here holds a difference of shape {result} with an operand"
+                f" of shape {operand}: prediction and target were broadcast against each other.",
+                site,
+                evidence={"seen": count, "operand": list(operand), "result": list(result)},
+            )
+            return
+
+
+def _broadcast(node: Any) -> tuple[Shape, Shape] | None:
+    result = graph.output_shape(node)
+    if result is None or len(result) != 2 or result[0] != result[1] or result[0] < 2:
+        return None
+    size = result[0]
+    operands = [(parent, index) for parent, index in node.next_functions if parent is not None]
+    shapes = [graph.output_shape(parent, index) for parent, index in operands]
+    if not shapes or any(shape not in ((size,), (size, 1)) for shape in shapes):
+        return None
+    if len(shapes) == 2 and shapes[0] == shapes[1]:
+        return None
+    for (parent, _), shape in zip(operands, shapes, strict=True):
+        # Who reshapes to (N, 1) means it.
+        if shape == (size, 1) and graph.kind(parent) in EXPLICIT:
+            return None
+    assert shapes[0] is not None
+    return shapes[0], result
