@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from surefoot.engine.cadence import AtEnd, Every, Horizon, Mark, Unit
+from surefoot.engine.cadence import AtEnd, Every, Horizon, Mark, Unit, frontier
 
 START = Mark(step=0, samples=0, tokens=0, epoch=0, seconds=0.0)
 
@@ -41,3 +41,24 @@ def test_at_end_is_never_due_on_the_way() -> None:
 def test_a_horizon_is_reached_from_its_amount_on() -> None:
     horizon = Horizon(5, Unit.STEPS)
     assert [horizon.reached(at(step=n)) for n in (4, 5, 6)] == [False, True, True]
+
+
+@pytest.mark.parametrize("unit", list(Unit))
+def test_nothing_is_due_below_the_frontier_and_something_is_on_it(unit: Unit) -> None:
+    rules = (Every(4, unit), Horizon(10, unit), AtEnd(), Every(6, unit))
+    for n in range(10):
+        next_due = frontier(rules, at(**{unit.value: n}))
+        count = next_due.count(unit)
+        due = [
+            m
+            for m in range(n + 1, 14)
+            if any(
+                rule.due(at(**{unit.value: n}), at(**{unit.value: m}))
+                if isinstance(rule, Every)
+                else rule.reached(at(**{unit.value: m}))
+                for rule in rules
+                if not isinstance(rule, AtEnd)
+            )
+        ]
+        assert due[0] == count
+        assert all(next_due.count(other) == float("inf") for other in Unit if other is not unit)

@@ -5,6 +5,8 @@ Never looks at a clock: the seconds that it compares are handed in.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -23,10 +25,10 @@ class Unit(Enum):
 class Mark:
     """The counts of a run at one moment."""
 
-    step: int
-    samples: int
-    tokens: int
-    epoch: int
+    step: float
+    samples: float
+    tokens: float
+    epoch: float
     seconds: float
 
     def count(self, unit: Unit) -> float:
@@ -43,6 +45,10 @@ class Every:
 
     def due(self, before: Mark, now: Mark) -> bool:
         return now.count(self.unit) // self.amount > before.count(self.unit) // self.amount
+
+    def due_at(self, now: Mark) -> float:
+        """The count at which it is due next."""
+        return (now.count(self.unit) // self.amount + 1) * self.amount
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +71,19 @@ class Horizon:
 
     def reached(self, now: Mark) -> bool:
         return now.count(self.unit) >= self.amount
+
+    def due_at(self, now: Mark) -> float:
+        """The count at which it is reached."""
+        return self.amount
+
+
+def frontier(rules: Iterable[Cadence | Horizon], now: Mark) -> Mark:
+    """The smallest count of each unit at which any of the rules is due; infinity where none is.
+
+    Below all of them nothing is due, which is a few comparisons for each update.
+    """
+    counts = {unit.value: math.inf for unit in Unit}
+    for rule in rules:
+        if not isinstance(rule, AtEnd):
+            counts[rule.unit.value] = min(counts[rule.unit.value], rule.due_at(now))
+    return Mark(**counts)

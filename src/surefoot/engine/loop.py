@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
 from typing import Any, Protocol
 
 from surefoot.core.reports import Event
-from surefoot.engine.cadence import Cadence, Horizon, Mark
+from surefoot.engine.cadence import Cadence, Horizon, Mark, frontier
 from surefoot.engine.reporting import ReportLog
 from surefoot.engine.step import Update
 from surefoot.engine.window import Window
@@ -93,17 +94,18 @@ class Loop:
             return self._finish(Status.FINISHED, end)
         if parts.stop_request.reason is not None:
             return self._finish(Status.STOPPED, parts.stop_request.reason)
+        next_due = self._next_due(before)
         # Closing the generator ends the loader's workers also when an update raises.
         with closing(parts.open_windows(parts.progress.cursor)) as windows:  # type: ignore[type-var]
             for window in windows:
                 parts.update(window)
                 stop = parts.stop_request.reason
-                if not stop and not self._may_be_due(before, window):
+                if not stop and not self._may_be_due(next_due, window):
                     continue
                 parts.log.settle()
                 now = self._mark()
                 end = self._at_boundary(before, now)
-                before = now
+                before, next_due = now, self._next_due(now)
                 if end or stop:
                     status = Status.FINISHED if end else Status.STOPPED
                     return self._finish(status, end or stop or "")
@@ -116,22 +118,19 @@ class Loop:
             return "the horizon was reached before"
         return self.parts.decided_before()
 
-    def _may_be_due(self, before: Mark, window: Window) -> bool:
+    def _next_due(self, now: Mark) -> Mark:
+        parts = self.parts
+        return frontier((parts.horizon, parts.evaluate_every, parts.save_every), now)
+
+    def _may_be_due(self, next_due: Mark, window: Window) -> bool:
         """Whether anything is due if the update in flight is applied: then it must be settled."""
-        parts, progress = self.parts, self.parts.progress
-        in_flight_tokens = round(sum(window.weights.values()))
-        latest = self._mark()
-        ahead = Mark(
-            step=progress.step + 1,
-            samples=progress.samples + window.samples,
-            tokens=progress.tokens + in_flight_tokens,
-            epoch=getattr(window.cursor_after, "epoch", latest.epoch),
-            seconds=latest.seconds,
-        )
+        progress = self.parts.progress
         return (
-            parts.horizon.reached(ahead)
-            or parts.evaluate_every.due(before, ahead)
-            or parts.save_every.due(before, ahead)
+            progress.step + 1 >= next_due.step
+            or progress.samples + window.samples >= next_due.samples
+            or window.cursor_after.epoch >= next_due.epoch
+            or (next_due.tokens < inf and progress.tokens + _tokens(window) >= next_due.tokens)
+            or (next_due.seconds < inf and self._mark().seconds >= next_due.seconds)
         )
 
     def _at_boundary(self, before: Mark, now: Mark) -> str | None:
@@ -178,3 +177,7 @@ class Loop:
             progress.epoch,
             progress.spent_seconds,
         )
+
+
+def _tokens(window: Window) -> int:
+    return round(sum(window.weights.values()))
