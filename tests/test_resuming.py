@@ -130,3 +130,21 @@ def test_a_longer_horizon_under_a_decay_is_a_change_that_matters(tmp_path: Path)
     with pytest.raises(RequestError, match="horizon"):
         train(tmp_path, run, **longer)
     assert train(tmp_path, run, ("train.horizon",), **longer).step == 9
+
+
+def test_a_finished_run_that_is_resumed_still_knows_its_metrics(tmp_path: Path) -> None:
+    def fit(resume: Path | None) -> RunResult:
+        torch.manual_seed(0)
+        data = (torch.ones(8, 2), torch.ones(8, 1))
+        trainer = Trainer(
+            nn.Linear(2, 1),
+            data,
+            squared_error,
+            validation=data,
+            settings={**SETTINGS, "evaluate": {"every": "3 steps"}},
+            runs=tmp_path,
+        )
+        return trainer.fit(resume=resume)
+
+    first = fit(None)
+    assert first.metrics and fit(first.folder).metrics == first.metrics

@@ -19,7 +19,8 @@ from surefoot.core.reports import EvalReport, Event, Observer, StepReport
 from surefoot.engine.interrupt import StopOnSignal
 from surefoot.engine.loop import Loop, LoopParts, Outcome
 from surefoot.observe.events import EventKind, EventLog, failure_event
-from surefoot.observe.metrics_log import MetricsLog
+from surefoot.observe.metrics_log import MetricsLog, read_rows
+from surefoot.observe.metrics_schema import number
 from surefoot.observe.observers import Observers
 from surefoot.observe.probes import UtilizationProbe
 from surefoot.observe.run_folder import RunFolder
@@ -48,6 +49,13 @@ class LatestMetrics:
     """Remembers the latest evaluation of each set."""
 
     values: dict[str, float] = field(default_factory=dict)
+
+    def read(self, metrics_log: Path) -> None:
+        """Takes over what a log holds of the evaluations before a resume."""
+        for row in read_rows(metrics_log):
+            if row["row"] == "eval" and isinstance(row["metrics"], Mapping):
+                for name, value in row["metrics"].items():
+                    self.values[f"{row['name']}/{name}"] = number(value)
 
     def on_step(self, report: StepReport) -> None:
         """Updates are not evaluations."""
@@ -110,6 +118,7 @@ class FolderRun:
         check(manifest)
         offsets = self.assembly.trainable.state.restore(snapshot)
         moved = self.metrics_log.resume_at(offsets["metrics"])
+        self.latest.read(self.folder.metrics_path)
         for error in refused:
             self.tell(EventKind.NOTE, f"a newer checkpoint was refused: {error}", {})
         self.tell(
