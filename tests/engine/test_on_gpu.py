@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,17 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 VOCABULARY = 64
+
+
+@contextmanager
+def no_host_sync() -> Iterator[None]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says that the mode is a prototype
+            torch.cuda.set_sync_debug_mode("error")
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def train(
@@ -83,11 +97,10 @@ def test_the_hot_path_waits_for_nothing(
         update = self.parts.update
 
         def watched(window: Any) -> None:
-            torch.cuda.set_sync_debug_mode("error")
-            try:
+            # The first updates load kernels and make handles, which waits.
+            is_warm = self.parts.progress.window >= 5
+            with no_host_sync() if is_warm else nullcontext():
                 update(window)
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
 
         object.__setattr__(self.parts, "update", watched)
         return run(self)
