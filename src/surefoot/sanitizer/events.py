@@ -76,6 +76,8 @@ class BackwardBegin(Event):
     roots: Sequence[torch.Tensor]
     walk: bool
     """Whether this backward is one of the sampled ones for which a walk of the graph is paid."""
+    leaves: Sequence[torch.Tensor]
+    """The leaves of the graph that ask for a gradient, where `walk` is True; else empty."""
     terms: Sequence[LossTerm]
 
 

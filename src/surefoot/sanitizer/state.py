@@ -142,6 +142,8 @@ class OptimizerState:
         """Whether `unscale_` ran in the window that is open."""
         self.skipped = 0
         """Steps that a gradient scaler skipped."""
+        self.decays: tuple[float, ...] = ()
+        """Weight decay of each group, as last looked at."""
 
     def optimizer(self) -> torch.optim.Optimizer | None:
         return self.ref()
@@ -151,6 +153,9 @@ class OptimizerState:
         return [] if optimizer is None else optimizer.param_groups
 
     def rates(self) -> tuple[float, ...]:
+        """Learning rate of each group; those of the latest update once the optimizer is gone."""
+        if self.ref() is None and self.updates:
+            return self.updates[-1].rates
         return tuple(float(group["lr"]) for group in self.groups() if "lr" in group)
 
     @property

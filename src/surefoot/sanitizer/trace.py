@@ -31,7 +31,12 @@ from surefoot.sanitizer.state import (
     UpdateRecord,
 )
 
-FIRST_UPDATES = 3
+FIRST_WALKS = 8
+WALK_EVERY = 50
+WALK_UNTIL = 1000
+EXTRA_WALKS = 4
+NAMED_UPDATES = 2
+MOST_WALKS = 200
 ROOTS_KEPT = 64
 INTERNAL_ERRORS_KEPT = 20
 
@@ -60,6 +65,8 @@ class Trace:
         self.updates = 0
         self.backwards = 0
         self.walks = 0
+        self.extra_walks = 0
+        self._last_fed: tuple[int, ...] = ()
         self.roots: list[weakref.ref[nn.Module]] = []
         self._root_ids: set[int] = set()
         self._names: dict[int, tuple[weakref.ref[torch.Tensor], str, str]] = {}
@@ -232,6 +239,8 @@ class Trace:
 
     def name(self, tensor: torch.Tensor | ParameterState | None) -> str:
         """The name of a parameter in its model, or its shape."""
+        if isinstance(tensor, ParameterState) and tensor.name:
+            return tensor.name
         found = self._find_name(tensor)
         if found is None:
             return "a parameter" if tensor is None else f"a tensor of shape {tuple(tensor.shape)}"
@@ -262,7 +271,11 @@ class Trace:
 
     def walk_now(self) -> bool:
         """Whether the backward that begins now is one whose whole graph is worth a walk."""
-        if self.backwards < 8 or (self.backwards & (self.backwards - 1)) == 0:
+        n = self.backwards
+        regular = n < FIRST_WALKS or n % WALK_EVERY == 0 and n <= WALK_UNTIL or n & (n - 1) == 0
+        if self.extra_walks:
+            self.extra_walks -= 1
+        if regular or self.extra_walks:
             self.walks += 1
             return True
         return False
@@ -290,6 +303,11 @@ class Trace:
                 if len(optimizer.window) < WINDOW_LIMIT:
                     optimizer.window.append(record)
                 fed.append(optimizer)
+        keys_fed = tuple(optimizer.key for optimizer in fed)
+        if keys_fed != self._last_fed and self.walks < MOST_WALKS:
+            # The loop does something new: worth a look at the next few graphs.
+            self.extra_walks = EXTRA_WALKS
+        self._last_fed = keys_fed
         if fed and loader is not None:
             loader.backwards += 1
         return fed
@@ -298,6 +316,10 @@ class Trace:
         """Closes the window of an optimizer."""
         optimizer.steps += 1
         self.updates += 1
+        if optimizer.steps <= NAMED_UPDATES:
+            # Names and rates must outlive the model: most scripts build it inside a function.
+            for state in optimizer.parameters:
+                state.name = state.name or (self._find_name(state) or ("", ""))[0]
         optimizer.last_step, optimizer.last_step_site = self.seq, site
         record = UpdateRecord(
             optimizer.steps,
@@ -309,6 +331,8 @@ class Trace:
             optimizer.rates(),
         )
         optimizer.updates.append(record)
+        if optimizer.steps & (optimizer.steps - 1) == 0:
+            optimizer.decays = tuple(g.get("weight_decay", 0) for g in optimizer.groups())
         optimizer.window_sizes[len(optimizer.window)] += 1
         self.close_window(optimizer)
         for state in optimizer.parameters:

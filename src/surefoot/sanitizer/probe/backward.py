@@ -54,10 +54,23 @@ def _before(trace: Trace, roots: Sequence[torch.Tensor]) -> tuple[int, Any, bool
         terms = graph.loss_terms(roots[0])
     trace.emit(
         ev.BackwardBegin(
-            seq=trace.tick(), site=user_site(3), roots=roots, walk=walk, terms=terms
+            seq=trace.tick(),
+            site=user_site(3),
+            roots=roots,
+            walk=walk,
+            leaves=_leaves(roots) if walk else (),
+            terms=terms,
         )
     )
     return uses, terms, _is_scaled(trace, roots)
+
+
+def _leaves(roots: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    found = {}
+    for root in roots:
+        for leaf in graph.leaves(root.grad_fn):
+            found[id(leaf)] = leaf
+    return list(found.values())
 
 
 def _is_scaled(trace: Trace, roots: Sequence[torch.Tensor]) -> bool:

@@ -1,0 +1,101 @@
+"""What the rules about parameter coverage share: leaves of the graph, and whether they move."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+
+import torch
+
+from surefoot.sanitizer.frames import Site
+from surefoot.sanitizer.trace import Trace
+
+MOST_LEAVES = 20_000
+LEAST_UPDATES = 3
+
+
+@dataclass
+class Leaf:
+    """A leaf tensor that graphs reach."""
+
+    ref: weakref.ref[torch.Tensor]
+    name: str
+    kind: str
+    numel: int
+    version: int
+    pointer: int
+    first_update: int
+    last_update: int
+    site: Site
+    seen: int = 1
+    moved: bool = False
+    held: bool = False
+    """Whether an optimizer came to hold it."""
+    marked: bool = False
+    """What the rule that watches wants to remember of it."""
+
+
+class Leaves:
+    """The leaves that no optimizer holds, and whether anything changes them."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.known: dict[int, Leaf] = {}
+        self.gone: list[Leaf] = []
+
+    def see(self, leaves: list[torch.Tensor], site: Site) -> None:
+        for tensor in leaves:
+            leaf = self.known.get(id(tensor))
+            if leaf is None or leaf.ref() is not tensor:
+                if leaf is not None:
+                    self.gone.append(leaf)
+                if self.trace.parameters.find(tensor) is None and len(self.known) < MOST_LEAVES:
+                    self._add(tensor, site)
+                continue
+            leaf.seen += 1
+            leaf.held = leaf.held or self.trace.parameters.find(tensor) is not None
+            leaf.kind = leaf.kind or self.trace.owner_kind(tensor)
+            leaf.name = self.trace.name(tensor) if leaf.kind else leaf.name
+            leaf.last_update = self.trace.updates
+            leaf.moved = leaf.moved or self._moved(leaf, tensor)
+
+    def mark(self, tensor: torch.Tensor) -> None:
+        """Sets `marked` for the leaf of a tensor."""
+        leaf = self.known.get(id(tensor))
+        if leaf is not None and leaf.ref() is tensor:
+            leaf.marked = True
+
+    def _moved(self, leaf: Leaf, tensor: torch.Tensor) -> bool:
+        return leaf.version != tensor._version or leaf.pointer != tensor.data_ptr()
+
+    def _add(self, tensor: torch.Tensor, site: Site) -> None:
+        self.known[id(tensor)] = Leaf(
+            ref=weakref.ref(tensor),
+            name=self.trace.name(tensor),
+            kind=self.trace.owner_kind(tensor),
+            numel=tensor.numel(),
+            version=tensor._version,
+            pointer=tensor.data_ptr(),
+            first_update=self.trace.updates,
+            last_update=self.trace.updates,
+            site=site,
+        )
+
+    def forgotten(self) -> list[Leaf]:
+        """Leaves that graphs reached over several updates and that nothing ever changed."""
+        found = []
+        for leaf in (*self.gone, *self.known.values()):
+            # The tensor may be gone by now; then what was seen last counts.
+            tensor = leaf.ref()
+            held = leaf.held
+            held = held or (tensor is not None and self.trace.parameters.find(tensor) is not None)
+            moved = leaf.moved or (tensor is not None and self._moved(leaf, tensor))
+            if not held and not moved and leaf.last_update - leaf.first_update >= LEAST_UPDATES:
+                found.append(leaf)
+        return found
+
+
+def listed(names: list[str], most: int = 6) -> str:
+    """The first few names, and how many more."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

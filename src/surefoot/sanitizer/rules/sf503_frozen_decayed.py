@@ -1,0 +1,110 @@
+"""SF503: parameters with zeroed gradients move."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+
+from surefoot.core.finding import Certainty, Finding
+from surefoot.sanitizer import events as ev
+from surefoot.sanitizer.rules.base import Rule, RuleInfo, share
+from surefoot.sanitizer.rules.coverage import listed
+from surefoot.sanitizer.state import ParameterState
+from surefoot.sanitizer.trace import Trace
+
+SAMPLE = 256
+MOST_PARAMETERS = 64
+LEAST = 3
+
+
+class FrozenDecayed(Rule):
+    """A parameter whose gradient is zero at every step still changes at S."""
+
+    info = RuleInfo(
+        code="SF503",
+        slug="frozen-decayed",
+        certainty=Certainty.STRONG,
+        title="Parameters that were frozen by zeroing their gradients are still changed.",
+        observes="Parameters whose gradient buffer is there but zero at the step, while others of"
+        " the optimizer have gradients, and whose values the step changes. A hint where they were"
+        " trained before (momentum).",
+        why="An optimizer decays and carries momentum also where the gradient is zero: what was"
+        " meant to be frozen shrinks at every step.",
+        example="for p in model.backbone.parameters(): p.grad.zero_()\noptimizer.step()  # AdamW",
+        fix="Leave frozen parameters out of the optimizer, or set their .grad to None.",
+        source="Follows from the update rules of AdamW and SGD with momentum.",
+    )
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(trace)
+        self.before: dict[int, list[tuple[ParameterState, torch.Tensor]]] = {}
+        self.moved: dict[int, int] = defaultdict(int)
+        self.fed: set[int] = set()
+        self.names: dict[int, str] = {}
+        self.steps: dict[int, int] = defaultdict(int)
+
+    def on_step_begin(self, event: ev.StepBegin) -> None:
+        optimizer = event.optimizer
+        if event.closure or event.inside_backward:
+            return
+        zeroed, fed = [], False
+        for state in optimizer.parameters:
+            if state.contributions > state.used:
+                fed = True
+                self.fed.add(state.key)
+            elif state.grad_id and not state.contributions and not state.unknown:
+                zeroed.append(state)
+        if not fed or not zeroed or len(self.moved) > 10_000:
+            return
+        kept = []
+        for state in zeroed[:MOST_PARAMETERS]:
+            tensor = state.ref()
+            if tensor is not None and tensor.device.type == "cpu":
+                kept.append((state, _sample(tensor)))
+        self.before[optimizer.key] = kept
+
+    def on_step_end(self, event: ev.StepEnd) -> None:
+        kept = self.before.pop(event.optimizer.key, None)
+        if kept is None:
+            return
+        self.steps[event.optimizer.key] += 1
+        for state, values in kept:
+            tensor = state.ref()
+            if tensor is not None and not torch.equal(values, _sample(tensor)):
+                self.moved[state.key] += 1
+                self.names[state.key] = self.trace.name(tensor)
+
+    def findings(self) -> Iterable[Finding]:
+        for optimizer in self.trace.optimizers:
+            moved = [
+                s
+                for s in optimizer.parameters
+                if self.moved.get(s.key, 0) >= min(LEAST, optimizer.steps)
+            ]
+            never = [s for s in moved if s.key not in self.fed]
+            chosen = never or moved
+            if not chosen:
+                continue
+            count = max(self.moved[s.key] for s in chosen)
+            decays = sorted(set(optimizer.decays))
+            names = [self.names[s.key] for s in chosen]
+            yield self.report(
+                f"{len(chosen)} parameters had a gradient of zero and were changed all the same by"
+                f" {optimizer.kind} (weight decay {', '.join(f'{d:g}' for d in decays)}) in"
+                f" {share(count, optimizer.steps)} updates: {listed(names)}.",
+                optimizer.last_step_site,
+                certainty=Certainty.STRONG if never else Certainty.HEURISTIC,
+                evidence={
+                    "updates": optimizer.steps,
+                    "changed": count,
+                    "parameters": names[:20],
+                    "trained_before": not never,
+                },
+            )
+
+
+def _sample(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // SAMPLE)][:SAMPLE].clone()

@@ -1,0 +1,57 @@
+"""SF507: an optimizer's parameters get gradients, but it never steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from surefoot.core.finding import Certainty, Finding
+from surefoot.sanitizer import events as ev
+from surefoot.sanitizer.rules.base import Rule, RuleInfo
+from surefoot.sanitizer.trace import Trace
+
+LEAST = 10
+
+
+class OptimizerNeverStepped(Rule):
+    """Optimizer whose parameters get gradients but S never fires."""
+
+    info = RuleInfo(
+        code="SF507",
+        slug="optimizer-never-stepped",
+        certainty=Certainty.PROOF,
+        title="An optimizer never steps although its parameters get gradients.",
+        observes="At the end of a script that ended by itself: an optimizer without a step whose"
+        " parameters got gradients many times and that no stepping optimizer shares. Quiet for"
+        " scalers that skipped every step and scripts that were stopped.",
+        why="Its parameters stay at their initial values.",
+        example="opt_d = Adam(D.parameters())\nloss_d.backward()  # and no opt_d.step()",
+        fix="Call step() of that optimizer, or remove it and freeze its parameters.",
+        source="Follows from what step() does.",
+    )
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(trace)
+        self.completed = False
+
+    def on_run_ended(self, event: ev.RunEnded) -> None:
+        self.completed = event.outcome == "completed"
+
+    def findings(self) -> Iterable[Finding]:
+        if not self.completed:
+            return
+        stepped = {s.key for o in self.trace.optimizers if o.steps for s in o.parameters}
+        for optimizer in self.trace.optimizers:
+            if optimizer.steps or optimizer.skipped:
+                continue
+            if any(state.key in stepped for state in optimizer.parameters):
+                continue
+            fed = max((state.backwards for state in optimizer.parameters), default=0)
+            # Nobody stepped at all: a script that only measures gradients.
+            if fed < LEAST or (not stepped and not self.trace.schedulers and fed < 5 * LEAST):
+                continue
+            yield self.report(
+                f"{optimizer} never stepped, although its parameters got gradients from {fed}"
+                " backward passes.",
+                optimizer.site,
+                evidence={"backward_passes": fed, "updates_of_others": self.trace.updates},
+            )

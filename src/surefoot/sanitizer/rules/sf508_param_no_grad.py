@@ -1,0 +1,116 @@
+"""SF508: a parameter in the optimizer never gets a gradient."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from surefoot.core.finding import Certainty, Finding
+from surefoot.sanitizer import events as ev
+from surefoot.sanitizer.rules.base import Rule, RuleInfo
+from surefoot.sanitizer.rules.coverage import listed
+from surefoot.sanitizer.state import OptimizerState, ParameterState
+from surefoot.sanitizer.trace import Trace
+
+LEAST = 3
+LOOKS = range(3, 12)
+
+
+class ParamNoGrad(Rule):
+    """Parameter in a stepping optimizer, requires_grad, never receives a gradient."""
+
+    info = RuleInfo(
+        code="SF508",
+        slug="param-no-grad",
+        certainty=Certainty.PROOF,
+        title="Parameters in the optimizer never get a gradient.",
+        observes="Parameters of a stepping optimizer that ask for a gradient, whose module is"
+        " called in training, and whose .grad stays None. A hint where the module is never called"
+        " (unused heads, idle experts) or was only reached outside its forward.",
+        why="Something cuts the graph between them and the loss: detach(), .data, no_grad, or a"
+        " Python number made of a tensor. They are never trained.",
+        example="loss = main_loss + 0.3 * aux_loss.item()",
+        fix="Remove the detach(), .item(), .data or no_grad between these parameters and the loss;"
+        " or take them out of the optimizer.",
+        source="Follows from autograd.",
+    )
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(trace)
+        self.called: dict[int, weakref.ref[torch.Tensor]] = {}
+        self.calls: set[int] = set()
+        self.asking: dict[int, dict[int, bool]] = {}
+        """Per optimizer: parameters without gradient so far, and whether their module was called."""
+
+    def _called(self, module: nn.Module) -> None:
+        for parameter in module._parameters.values():
+            if parameter is not None and len(self.called) < 1_000_000:
+                self.called[id(parameter)] = weakref.ref(parameter)
+
+    def on_submodule_first_called(self, event: ev.SubmoduleFirstCalled) -> None:
+        self._called(event.module)
+
+    def on_forward_end(self, event: ev.ForwardEnd) -> None:
+        key = self.trace.module_key(event.module)
+        if key not in self.calls:
+            self.calls.add(key)
+            self._called(event.module)
+
+    def on_step_end(self, event: ev.StepEnd) -> None:
+        optimizer, n = event.optimizer, event.optimizer.steps
+        # Looked at while the parameters are there: at the end the model may be gone.
+        if n in LOOKS or n & (n - 1) == 0:
+            self.asking[optimizer.key] = {
+                state.key: self._was_called(state)
+                for state in optimizer.parameters
+                if self._without_gradient(state)
+            }
+
+    def findings(self) -> Iterable[Finding]:
+        for optimizer in self.trace.optimizers:
+            fed = any(state.backwards for state in optimizer.parameters)
+            if optimizer.steps < LEAST or optimizer.closure_steps or not fed:
+                continue
+            asking = self.asking.get(optimizer.key, {})
+            without = [
+                s
+                for s in optimizer.parameters
+                if s.key in asking and not s.backwards and not s.grad_id
+            ]
+            called = [s for s in without if asking[s.key]]
+            idle = [s for s in without if not asking[s.key]]
+            if called:
+                yield self._finding(optimizer, called, Certainty.PROOF)
+            if idle:
+                yield self._finding(optimizer, idle, Certainty.HEURISTIC)
+
+    def _without_gradient(self, state: ParameterState) -> bool:
+        tensor = state.ref()
+        return (
+            tensor is not None
+            and tensor.requires_grad
+            and not state.backwards
+            and not state.grad_id
+            and not state.touched
+        )
+
+    def _was_called(self, state: ParameterState) -> bool:
+        tensor = state.ref()
+        entry = self.called.get(id(tensor)) if tensor is not None else None
+        return entry is not None and entry() is tensor
+
+    def _finding(
+        self, optimizer: OptimizerState, states: list[ParameterState], certainty: Certainty
+    ) -> Finding:
+        names = [self.trace.name(state) for state in states]
+        how = "was called" if certainty is Certainty.PROOF else "was never called by itself"
+        return self.report(
+            f"{len(states)} parameters of {optimizer} got no gradient in {optimizer.steps} updates"
+            f" (their module {how}): {listed(names)}.",
+            optimizer.last_backward_site,
+            certainty=certainty,
+            evidence={"updates": optimizer.steps, "parameters": names[:50]},
+        )

@@ -1,0 +1,113 @@
+"""SF510: weights that were equal by design drift apart."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+
+import torch
+
+from surefoot.core.finding import Certainty, Finding
+from surefoot.sanitizer import events as ev
+from surefoot.sanitizer.rules.base import Rule, RuleInfo
+from surefoot.sanitizer.trace import Trace
+
+MOST_PARAMETERS = 2_000
+LEAST_VALUES = 24
+LOOKS = 3
+
+
+class _Pair:
+    def __init__(
+        self, one: torch.Tensor, two: torch.Tensor, transposed: bool, names: tuple[str, str]
+    ) -> None:
+        self.one, self.two = weakref.ref(one), weakref.ref(two)
+        self.transposed = transposed
+        self.names = names
+        self.difference = 0.0
+        self.trained = False
+
+    def look(self, trace: Trace) -> None:
+        """Looks at both while they are there."""
+        one, two = self.one(), self.two()
+        if one is None or two is None:
+            return
+        other = two.detach().t() if self.transposed else two.detach()
+        self.difference = float((one.detach() - other).abs().max())
+        states = [trace.parameters.find(one), trace.parameters.find(two)]
+        self.trained = all(state is not None and state.backwards for state in states)
+
+
+class TiedWeightsBroken(Rule):
+    """Two parameters equal at init, both trained, diverge."""
+
+    info = RuleInfo(
+        code="SF510",
+        slug="tied-weights-broken",
+        certainty=Certainty.STRONG,
+        title="Two weights that start equal are separate parameters and drift apart.",
+        observes="Two trained matrices with equal values before the first update, of different"
+        " kinds of layer (embedding and output) or each other's transpose, that differ later."
+        " Quiet for cloned layers, EMA and target copies.",
+        why="They were meant to be one weight: the model has more parameters than thought, and the"
+        " tie is lost after the first update.",
+        example="self.decoder.weight.data.copy_(self.encoder.weight.data.t())",
+        fix="Share the parameter itself: self.out.weight = self.emb.weight, or use its transpose"
+        " in forward().",
+        source="Press, Wolf 2017, https://arxiv.org/abs/1608.05859",
+    )
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(trace)
+        self.looks = 0
+        self.pairs: list[_Pair] = []
+
+    def on_backward_begin(self, event: ev.BackwardBegin) -> None:
+        if self.looks >= LOOKS or self.trace.updates or not event.walk:
+            return
+        self.looks += 1
+        matrices = [
+            leaf
+            for leaf in event.leaves
+            if leaf.dim() == 2 and leaf.device.type == "cpu" and leaf.numel() >= LEAST_VALUES
+        ][:MOST_PARAMETERS]
+        by_sum: dict[float, list[torch.Tensor]] = {}
+        for matrix in matrices:
+            plain = matrix.detach()
+            # Sums of the same numbers in another order differ in the last bits.
+            key = round(float(plain.double().sum()), 6)
+            for other in by_sum.get(key, ()):
+                self._compare(other, matrix)
+            by_sum.setdefault(key, []).append(matrix)
+
+    def _compare(self, one: torch.Tensor, two: torch.Tensor) -> None:
+        a, b = one.detach(), two.detach()
+        if float(a.std()) == 0 or len(self.pairs) > 100:
+            return
+        names = self.trace.name(one), self.trace.name(two)
+        kinds = self.trace.owner_kind(one), self.trace.owner_kind(two)
+        if a.shape == b.shape[::-1] and torch.equal(a, b.t()):
+            self.pairs.append(_Pair(one, two, True, names))
+        elif a.shape == b.shape and kinds[0] != kinds[1] and torch.equal(a, b):
+            self.pairs.append(_Pair(one, two, False, names))
+
+    def on_step_end(self, event: ev.StepEnd) -> None:
+        if self.pairs and self.trace.updates & (self.trace.updates - 1) == 0:
+            for pair in self.pairs:
+                pair.look(self.trace)
+
+    def findings(self) -> Iterable[Finding]:
+        for pair in self.pairs:
+            difference = pair.difference
+            if not difference or not pair.trained:
+                continue
+            how = "each other's transpose" if pair.transposed else "equal"
+            yield self.report(
+                f"{pair.names[0]} and {pair.names[1]} were {how} before training and differ by up"
+                f" to {difference:.3g} after {self.trace.updates} updates: they are not tied.",
+                evidence={
+                    "parameters": list(pair.names),
+                    "difference": difference,
+                    "updates": self.trace.updates,
+                },
+            )

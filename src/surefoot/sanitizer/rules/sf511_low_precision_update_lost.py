@@ -1,0 +1,109 @@
+"""SF511: updates are smaller than the format of the weights can hold."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+
+from surefoot.core.finding import Certainty, Finding
+from surefoot.sanitizer import events as ev
+from surefoot.sanitizer.rules.base import Rule, RuleInfo, share
+from surefoot.sanitizer.rules.coverage import listed
+from surefoot.sanitizer.state import ParameterState
+from surefoot.sanitizer.trace import Trace
+
+FIRST = 6
+MOST_PARAMETERS = 32
+SAMPLE = 512
+LOST = 0.6
+"""Share of elements with a gradient that did not move."""
+LEAST = 3
+Sampled = tuple[ParameterState, torch.Tensor, torch.Tensor]
+
+
+class LowPrecisionUpdateLost(Rule):
+    """S with gradient and LR leaves most elements of a bf16 / fp16 parameter bit-identical."""
+
+    info = RuleInfo(
+        code="SF511",
+        slug="low-precision-update-lost",
+        certainty=Certainty.PROOF,
+        title="Most updates of half-precision weights round to nothing.",
+        observes="Elements of bfloat16 or float16 parameters with a gradient that a step leaves"
+        " bit-identical, at sampled steps. Quiet at a rate of 0, for fp32 master copies and"
+        " stochastic rounding (which do move).",
+        why="bfloat16 keeps 8 bits: an update below 1/256 of the weight is rounded away, and the"
+        " weight never moves, however many updates follow.",
+        example="model.to(torch.bfloat16)\nAdam(model.parameters(), lr=2e-5)",
+        fix="Keep the weights in float32 and use torch.autocast, or an optimizer with fp32 master"
+        " weights.",
+        source="Zamirai et al. 2020, https://arxiv.org/abs/2010.06192",
+    )
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(trace)
+        self.before: dict[int, list[Sampled]] = {}
+        self.lost: dict[int, list[float]] = defaultdict(list)
+        self.names: dict[int, list[str]] = {}
+        self.dtype: dict[int, str] = {}
+
+    def on_step_begin(self, event: ev.StepBegin) -> None:
+        optimizer, n = event.optimizer, event.optimizer.steps
+        if not (n < FIRST or n & (n - 1) == 0) or event.closure:
+            return
+        rates = optimizer.rates()
+        if rates and max(rates) == 0:
+            return
+        kept: list[Sampled] = []
+        for state in optimizer.parameters:
+            if state.dtype not in (torch.bfloat16, torch.float16):
+                continue
+            tensor = state.ref()
+            if tensor is None or tensor.grad is None or tensor.grad.is_sparse:
+                continue
+            if len(kept) < MOST_PARAMETERS:
+                kept.append((state, _sample(tensor), _sample(tensor.grad) != 0))
+        if kept:
+            self.before[optimizer.key] = kept
+
+    def on_step_end(self, event: ev.StepEnd) -> None:
+        kept = self.before.pop(event.optimizer.key, None)
+        if kept is None:
+            return
+        still = fed = 0
+        names = []
+        for state, values, has_gradient in kept:
+            tensor = state.ref()
+            if tensor is None:
+                continue
+            same = (_sample(tensor) == values) & has_gradient
+            still += int(same.sum())
+            fed += int(has_gradient.sum())
+            names.append(self.trace.name(tensor))
+        if fed:
+            self.lost[event.optimizer.key].append(still / fed)
+            self.names[event.optimizer.key] = names
+            self.dtype[event.optimizer.key] = str(kept[0][0].dtype).removeprefix("torch.")
+
+    def findings(self) -> Iterable[Finding]:
+        for optimizer in self.trace.optimizers:
+            shares = self.lost.get(optimizer.key, [])
+            bad = [value for value in shares if value >= LOST]
+            if len(bad) < LEAST or len(bad) < 0.6 * len(shares):
+                continue
+            rate = max(optimizer.rates(), default=0.0)
+            yield self.report(
+                f"In {share(len(bad), len(shares))} sampled steps of {optimizer.kind} at lr"
+                f" {rate:g}, {min(bad):.0%} to {max(bad):.0%} of the {self.dtype[optimizer.key]}"
+                " weights with a gradient stayed bit-identical:"
+                f" {listed(self.names[optimizer.key], 4)}.",
+                optimizer.last_step_site,
+                evidence={"sampled_steps": len(shares), "lost_shares": shares[:20], "lr": rate},
+            )
+
+
+def _sample(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // SAMPLE)][:SAMPLE].clone()
