@@ -90,6 +90,8 @@ class Audit:
     def end(self, outcome: str) -> None:
         """Detaches and asks the rules; may be called once."""
         self.outcome = outcome
+        for report in self.trace.before_end:
+            self.trace.safely(report)
         self.trace.safely(
             self.trace.emit, ev.RunEnded(seq=self.trace.tick(), site=NOWHERE, outcome=outcome)
         )

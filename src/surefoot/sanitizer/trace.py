@@ -59,6 +59,9 @@ class Trace:
         self.scalers: Table[Any, ScalerState] = Table()
         self.loaders: Table[Any, LoaderState] = Table()
         self.modules: Table[nn.Module, int] = Table()
+        self._trained: dict[int, tuple[int, bool]] = {}
+        self.before_end: list[Callable[[], None]] = []
+        """What parts of the probe still want to report when the script is over."""
         self.data = DataPosition()
         self.causes: list[str] = []
         """Known calls that are running, outermost first: `backward`, `step`, `clip`, ..."""
@@ -196,15 +199,24 @@ class Trace:
 
     def is_trained(self, module: nn.Module) -> bool:
         """Whether an optimizer that has stepped holds parameters of `module`."""
+        key = self.module_key(module)
+        looked, trained = self._trained.get(key, (-1, False))
+        # Once trained, always; else looked at again when the number of updates has doubled.
+        if trained or 0 <= looked and looked <= self.updates < 2 * looked:
+            return trained
+        if looked == self.updates:
+            return trained
         keys = set()
         for tensor in module.parameters():
             state = self.parameters.find(tensor)
             if state is not None:
                 keys.add(state.key)
-        return bool(keys) and any(
+        trained = bool(keys) and any(
             optimizer.steps and any(state.key in keys for state in optimizer.parameters)
             for optimizer in self.optimizers
         )
+        self._trained[key] = self.updates, trained
+        return trained
 
     def all_parameters(self) -> Iterator[ParameterState]:
         seen: set[int] = set()
@@ -298,6 +310,8 @@ class Trace:
         )
         fed = []
         for optimizer in self.optimizers:
+            if optimizer.ref() is None:
+                continue
             if any(state.key in keys for state in optimizer.parameters):
                 optimizer.last_backward, optimizer.last_backward_site = self.seq, site
                 if len(optimizer.window) < WINDOW_LIMIT:

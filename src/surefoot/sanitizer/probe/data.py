@@ -33,6 +33,7 @@ def attach(patches: Patches) -> None:
     folder = Path(tempfile.mkdtemp(prefix="surefoot-audit-"))
     reader = WorkerReader(trace, folder, os.getpid())
     patches.on_restore(reader.close)
+    trace.before_end.append(reader.read)
 
     def iterate(original: Any, self: DataLoader[Any]) -> Any:
         trace.safely(_started, trace, self)

@@ -9,6 +9,7 @@ import torch
 
 from surefoot.core.finding import Certainty, Finding
 from surefoot.sanitizer import events as ev
+from surefoot.sanitizer.frames import NOWHERE
 from surefoot.sanitizer.rules.base import Rule, RuleInfo
 from surefoot.sanitizer.trace import Trace
 
@@ -60,12 +61,14 @@ class TiedWeightsBroken(Rule):
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace)
         self.looks = 0
+        self.site = NOWHERE
         self.pairs: list[_Pair] = []
 
     def on_backward_begin(self, event: ev.BackwardBegin) -> None:
         if self.looks >= LOOKS or self.trace.updates or not event.walk:
             return
         self.looks += 1
+        self.site = event.site
         matrices = [
             leaf
             for leaf in event.leaves
@@ -105,6 +108,7 @@ class TiedWeightsBroken(Rule):
             yield self.report(
                 f"{pair.names[0]} and {pair.names[1]} were {how} before training and differ by up"
                 f" to {difference:.3g} after {self.trace.updates} updates: they are not tied.",
+                self.site,
                 evidence={
                     "parameters": list(pair.names),
                     "difference": difference,

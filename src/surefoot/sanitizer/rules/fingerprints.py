@@ -1,0 +1,54 @@
+"""Short digests of batches and samples, to tell equal ones without keeping any.
+
+Reads a strided sample of values; on a device only where the audit is deep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from surefoot.sanitizer import graph
+
+BATCH_SAMPLE = 64
+ROW_SAMPLE = 32
+LEAST_FLOATS = 2
+LEAST_INTEGERS = 6
+
+
+def first_tensor(values: Iterable[Any]) -> torch.Tensor | None:
+    """The first tensor with a batch axis among the arguments of a call."""
+    for tensor in graph.tensors_in(list(values)):
+        if tensor.dim() >= 1 and tensor.numel() > 1:
+            return tensor
+    return None
+
+
+def of_batch(tensor: torch.Tensor, deep: bool = False) -> int | None:
+    """A digest of a whole batch; None where reading it would wait for a device."""
+    if tensor.device.type != "cpu" and not deep:
+        return None
+    flat = tensor.detach().reshape(-1)
+    sample = flat[:: max(1, flat.numel() // BATCH_SAMPLE)][:BATCH_SAMPLE]
+    return hash((tuple(tensor.shape), _bytes(sample)))
+
+
+def of_rows(tensor: torch.Tensor, deep: bool = False) -> list[int]:
+    """A digest of each sample of a batch; empty where samples are too small to be told apart."""
+    if tensor.dim() < 2 or (tensor.device.type != "cpu" and not deep):
+        return []
+    rows = tensor.detach().reshape(tensor.shape[0], -1)
+    least = LEAST_FLOATS if tensor.is_floating_point() else LEAST_INTEGERS
+    if rows.shape[1] < least:
+        return []
+    sample = rows[:, :: max(1, rows.shape[1] // ROW_SAMPLE)][:, :ROW_SAMPLE]
+    return [hash(_bytes(row)) for row in sample]
+
+
+def _bytes(values: torch.Tensor) -> bytes:
+    plain = values.cpu()
+    if plain.dtype in (torch.bfloat16, torch.complex32):
+        plain = plain.float()
+    return plain.contiguous().numpy().tobytes()

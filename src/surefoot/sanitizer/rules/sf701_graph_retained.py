@@ -1,0 +1,73 @@
+"""SF701: old graphs stay alive because a loss is kept."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+
+from surefoot.core.finding import Certainty, Finding
+from surefoot.sanitizer import events as ev
+from surefoot.sanitizer.frames import NOWHERE, Site
+from surefoot.sanitizer.rules.base import Rule, RuleInfo
+from surefoot.sanitizer.trace import Trace
+
+LEAST = 10
+OLD_UPDATES = 2
+NOTE = "surefoot-root"
+
+
+class _Note:
+    """Lives as long as the graph node whose metadata holds it."""
+
+    __slots__ = ("__weakref__",)
+
+
+class GraphRetained(Rule):
+    """Loss nodes older than some updates keep growing in number."""
+
+    info = RuleInfo(
+        code="SF701",
+        slug="graph-retained",
+        certainty=Certainty.STRONG,
+        title="Losses are kept together with their graphs.",
+        observes="How many backpropagated losses still have a living graph some updates later."
+        " Quiet for a bounded number (truncated backpropagation, meta-learning).",
+        why="A tensor with grad_fn keeps its whole graph: memory grows with every step until the"
+        " run dies.",
+        example="history.append(loss)\ntotal += loss",
+        fix="Keep loss.detach() (or loss.item(), which waits for the device).",
+        source="https://pytorch.org/docs/stable/notes/faq.html (my model reports out of memory)",
+    )
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(trace)
+        self.alive: dict[int, tuple[weakref.ref[_Note], int]] = {}
+        self.most = 0
+        self.site: Site = NOWHERE
+
+    def on_backward_begin(self, event: ev.BackwardBegin) -> None:
+        if not event.roots or event.roots[0].grad_fn is None or event.roots[0].numel() != 1:
+            return
+        note, number = _Note(), event.seq
+
+        def freed(_: object) -> None:
+            self.alive.pop(number, None)
+
+        event.roots[0].grad_fn.metadata[NOTE] = note
+        self.alive[number] = weakref.ref(note, freed), self.trace.updates
+        old = 0
+        for _, update in self.alive.values():
+            if update + OLD_UPDATES > self.trace.updates:
+                break
+            old += 1
+        if old > self.most:
+            self.most, self.site = old, event.site
+
+    def findings(self) -> Iterable[Finding]:
+        if self.most >= LEAST:
+            yield self.report(
+                f"Up to {self.most} losses of earlier updates still had their whole graph in"
+                " memory: something keeps the loss tensor itself.",
+                self.site,
+                evidence={"living_graphs": self.most, "updates": self.trace.updates},
+            )
