@@ -36,8 +36,7 @@ from surefoot.recording import config_of, needed_bytes, train_in_folder
 from surefoot.resuming import Resumption, accept_differences
 from surefoot.running import RunResult
 from surefoot.state.checkpoint import newest_whole
-from surefoot.state.run_state import check_same_tensors
-from surefoot.state.tree import join_tree
+from surefoot.state.run_state import check_same_tensors, naming_state, weights_of
 
 
 def run_recipe(
@@ -72,8 +71,9 @@ def run_recipe(
     else:
         before = load_recipe(config_of(resume))
         changes = accept_differences(before, resolved, accept_changes)
-        prepared, assembly = build_run(recipe)
-        folder = RunFolder.open(resume)
+        prepared, assembly = build_run(recipe, resuming=True)
+        needed = needed_bytes(assembly, resuming=True)
+        folder = RunFolder.open(resume, needed_bytes=needed)
         told = Resumption(before.recipe.settings, tuple(changes), tuple(accept_changes))
         result = train_in_folder(folder, recipe.name, resolved, prepared, assembly, told)
     if result.status == "finished" and result.folder is not None:
@@ -83,10 +83,10 @@ def run_recipe(
     return result
 
 
-def build_run(recipe: Recipe) -> tuple[Prepared, Assembly]:
+def build_run(recipe: Recipe, *, resuming: bool = False) -> tuple[Prepared, Assembly]:
     """Prepares the process, opens the data and builds every part of the run."""
     prepare_process(recipe.settings)
-    prepared = prepare_material(recipe)
+    prepared = prepare_material(recipe, resuming=resuming)
     return prepared, assemble(prepared.material, recipe.settings)
 
 
@@ -168,8 +168,10 @@ def load(run: str | Path, model: nn.Module | None = None) -> LoadedRun:
                 remedy=f'surefoot.load("{folder}", model=M), M of the class and sizes that were '
                 "trained",
             )
+        with naming_state():
+            materials.refuse_other_than_modules(architecture)
         model = materials.build_model(architecture)
-    weights = join_tree(snapshot)["model"]
+    weights = weights_of(snapshot)
     check_same_tensors(model.state_dict(), weights)
     model.load_state_dict(weights)
     return LoadedRun(model.eval(), manifest.step, checkpoint)

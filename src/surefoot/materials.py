@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from torch import nn
 
@@ -68,8 +68,13 @@ class Prepared:
             self.text.tokenizer.save(folder / TOKENIZER_NAME)
 
 
-def prepare_material(recipe: Recipe, cache_dir: Path | None = None) -> Prepared:
+def prepare_material(
+    recipe: Recipe, cache_dir: Path | None = None, *, resuming: bool = False
+) -> Prepared:
     """Opens the data, builds task and model (in this order), for a prepared process.
+
+    Args:
+        resuming: leave `model.initial_weights` unread; the checkpoint has the weights.
 
     Raises:
         SurefootError: the data is missing or unreadable, or the model does not fit it.
@@ -78,7 +83,7 @@ def prepare_material(recipe: Recipe, cache_dir: Path | None = None) -> Prepared:
     architecture = resolve_architecture(recipe, data.sizes)
     task = build_task(recipe, {**architecture, **data.sizes}, text)
     model = build_model(architecture)
-    if recipe.model.initial_weights != "none":
+    if recipe.model.initial_weights != "none" and not resuming:
         start_from(model, recipe.model.initial_weights)
     freeze(model, recipe.model.frozen)
     material = Material(model, task, data.train, data.validation)
@@ -199,6 +204,34 @@ def build_model(architecture: Mapping[str, Any]) -> nn.Module:
             rule="a model is a torch.nn.Module",
         )
     return made
+
+
+def refuse_other_than_modules(architecture: Mapping[str, Any]) -> None:
+    """Refuses a model's target that a checkpoint names and that is no module.
+
+    A checkpoint may come from anywhere: what it names is called only where it says itself that it
+    makes a module.
+
+    Raises:
+        RequestError: the target is neither a `torch.nn.Module` nor a function declared to return
+            one.
+    """
+    if architecture["kind"] in MODELS:
+        return
+    target = str(architecture["target"])
+    found = import_target(target, "the checkpoint's model.target")
+    if not isinstance(found, type):
+        try:
+            found = get_type_hints(found).get("return")
+        except (TypeError, NameError):
+            found = None
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise RequestError(
+            f"the checkpoint's model {target} is not declared to be a module",
+            where="manifest.json: about.architecture",
+            rule="a checkpoint names a torch.nn.Module, or a function annotated to return one",
+            remedy="surefoot.load(RUN, model=M), M of the class and sizes that were trained",
+        )
 
 
 def build_task(recipe: Recipe, sizes: Mapping[str, Any], text: TextData | None = None) -> Task:

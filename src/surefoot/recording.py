@@ -110,12 +110,15 @@ def _open_run(
         raise
 
 
-def needed_bytes(assembly: Assembly) -> int:
-    """What the checkpoints of a run take at most, one more than are kept while one is written."""
+def needed_bytes(assembly: Assembly, *, resuming: bool = False) -> int:
+    """What the checkpoints of a run take at most, one more than are kept while one is written.
+
+    A resumed run has most of them already, and deletes one for each that it writes.
+    """
     parameters = sum(p.numel() * p.element_size() for p in assembly.material.model.parameters())
     moments = sum(p.numel() * 4 for p in assembly.trainable.optimizer.parameters) * 3
     one = parameters + moments + CHECKPOINT_OVERHEAD_BYTES
-    return one * (assembly.settings.checkpoint.keep + 2)
+    return one * (2 if resuming else assembly.settings.checkpoint.keep + 2)
 
 
 def make_observers(

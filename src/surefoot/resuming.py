@@ -86,7 +86,16 @@ class Resumption:
             CheckpointError: a data set has changed and that was not accepted.
             RequestError: updates that are done would have had another rate.
         """
-        for name, fingerprint in manifest.about["data"].items():
+        recorded = manifest.about.get("data")
+        if not isinstance(recorded, Mapping):
+            raise CheckpointError(
+                "the checkpoint does not say on what data it was trained",
+                where="manifest.json: about.data",
+                rule="a resume goes on with the same samples",
+                remedy="resume from an older checkpoint, or begin from its weights with "
+                "model.initial_weights",
+            )
+        for name, fingerprint in recorded.items():
             if fingerprints.get(name) != fingerprint and "data" not in self.accepted:
                 raise CheckpointError(
                     f"the data set '{name}' has changed since the checkpoint",

@@ -110,7 +110,8 @@ class Trainer:
             text = config_of(resume).read_text(encoding="utf-8")
             before = resolve_settings(read_yaml(text, "config.yaml")[0])
             changes = accept_differences(before, self.resolved, accept)
-            folder = RunFolder.open(resume)
+            needed = needed_bytes(assembly, resuming=True)
+            folder = RunFolder.open(resume, needed_bytes=needed)
             resumption = Resumption(before.config, tuple(changes), tuple(accept))
         return train_in_folder(
             folder, self.name, self.resolved, prepared, assembly, resumption, self._observers

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from surefoot.core.errors import CheckpointError
 from surefoot.state.manifest import (
+    MALFORMED,
     MANIFEST_NAME,
     FileEntry,
     Manifest,
@@ -88,12 +89,22 @@ def read_checkpoint(folder: Path) -> tuple[Manifest, Snapshot]:
     """
     manifest = read_manifest(folder)
     verify_files(folder, manifest)
-    values = json.loads((folder / STATE_NAME).read_text(encoding="utf-8"))
     tensors: dict[str, Tensor] = {}
-    for name in manifest.files:
-        if name.endswith(TENSOR_SUFFIX):
-            with safe_open(folder / name, framework="pt", device="cpu") as file:
-                tensors.update({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118
+    try:
+        if STATE_NAME not in manifest.files:
+            raise ValueError(f"the manifest does not list {STATE_NAME}")
+        values = json.loads((folder / STATE_NAME).read_text(encoding="utf-8"))
+        for name in manifest.files:
+            if name.endswith(TENSOR_SUFFIX):
+                with safe_open(folder / name, framework="pt", device="cpu") as file:
+                    tensors.update({k: file.get_tensor(k) for k in file.keys()})  # noqa: SIM118
+    except (OSError, SafetensorError, *MALFORMED) as error:
+        raise CheckpointError(
+            f"the checkpoint cannot be read: {error}",
+            where=str(folder),
+            rule="a checkpoint holds safetensors files and one JSON state",
+            remedy="resume from an older checkpoint",
+        ) from error
     return manifest, Snapshot(tensors, values)
 
 

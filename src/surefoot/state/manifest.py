@@ -19,6 +19,16 @@ from surefoot.core.errors import CheckpointError
 
 MANIFEST_NAME = "manifest.json"
 SCHEMA_VERSION = 1
+MALFORMED = (
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
+"""What reading plain data of an unexpected form raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +82,8 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST_NAME
     try:
+        if path.is_symlink():
+            raise ValueError("it is no plain file")
         raw = json.loads(path.read_text(encoding="utf-8"))
         manifest = Manifest(
             step=int(raw["step"]),
@@ -84,7 +96,7 @@ def read_manifest(folder: Path) -> Manifest:
             about=dict(raw["about"]),
             schema_version=int(raw["schema_version"]),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, *MALFORMED) as error:
         raise CheckpointError(
             f"the manifest cannot be read: {error}",
             where=str(path),
@@ -117,9 +129,12 @@ def verify_files(folder: Path, manifest: Manifest) -> None:
     """
     for name, entry in manifest.files.items():
         path = folder / name
-        if path.is_symlink() or not path.is_file():
-            raise _damaged(path, "is missing or is not a plain file")
-        found = digest(path)
+        try:
+            if path.is_symlink() or not path.is_file():
+                raise _damaged(path, "is missing or is not a plain file")
+            found = digest(path)
+        except OSError as error:
+            raise _damaged(path, f"cannot be read: {error.strerror}") from error
         if found.size_bytes != entry.size_bytes:
             raise _damaged(path, f"has {found.size_bytes} bytes, not {entry.size_bytes}")
         if found.xxh3_128 != entry.xxh3_128:

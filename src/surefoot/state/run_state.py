@@ -6,7 +6,8 @@ touches a file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
@@ -17,12 +18,24 @@ from surefoot.core.errors import CheckpointError, ModelError
 from surefoot.data.order import START, Cursor
 from surefoot.data.sources.stream import StreamCursor
 from surefoot.numerics.determinism import capture_rng, restore_rng
+from surefoot.state.manifest import MALFORMED
 from surefoot.state.tree import Snapshot, join_tree, split_tree
 
 CURSOR_KINDS: Mapping[str, type[Cursor] | type[StreamCursor]] = {
     "Cursor": Cursor,
     "StreamCursor": StreamCursor,
 }
+
+
+PARTS_BY_STATE_DICT = (
+    "progress",
+    "loss_scale",
+    "average",
+    "guard",
+    "plateau",
+    "stopping",
+    "best",
+)
 
 
 class Stateful(Protocol):
@@ -81,6 +94,8 @@ class Progress:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for f in fields(self):
             setattr(self, f.name, state[f.name])
+        for name in ("step", "window", "samples", "tokens"):
+            _count(state, name)
         self.cursor = CURSOR_KINDS[state["cursor_kind"]].from_json(state["cursor"])
 
 
@@ -156,15 +171,50 @@ class RunState:
         Raises:
             CheckpointError: the snapshot belongs to another model.
         """
-        state = join_tree(snapshot)
-        check_same_tensors(self.model.state_dict(), state["model"])
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_by_name(state["optimizer"])
-        for name in ("progress", "loss_scale", "average", "guard", "plateau", "stopping", "best"):
-            getattr(self, name).load_state_dict(state[name])
-        restore_rng(state["rng"])
-        offsets: dict[str, int] = state["log_offsets"]
-        return offsets
+        weights = weights_of(snapshot)
+        check_same_tensors(self.model.state_dict(), weights)
+        with naming_state():
+            state = join_tree(snapshot)
+            self.model.load_state_dict(weights)
+            self.optimizer.load_state_by_name(state["optimizer"])
+            for name in PARTS_BY_STATE_DICT:
+                getattr(self, name).load_state_dict(state[name])
+            restore_rng(state["rng"])
+            return {str(log): _count(state["log_offsets"], log) for log in state["log_offsets"]}
+
+
+def weights_of(snapshot: Snapshot) -> dict[str, Any]:
+    """The model's state, by name.
+
+    Raises:
+        CheckpointError: the snapshot holds none.
+    """
+    with naming_state():
+        return dict(join_tree(snapshot)["model"])
+
+
+@contextmanager
+def naming_state() -> Iterator[None]:
+    """What a state of an unexpected form raises becomes an error of the checkpoint.
+
+    Raises:
+        CheckpointError: with what was wrong.
+    """
+    try:
+        yield
+    except MALFORMED as error:
+        raise CheckpointError(
+            f"the state of the checkpoint has an unexpected form: {type(error).__name__}: {error}",
+            rule="a checkpoint holds every part of a run's state, each of its own form",
+            remedy="resume from an older checkpoint, or with the version that wrote it",
+        ) from error
+
+
+def _count(state: Mapping[str, Any], name: str) -> int:
+    value = state[name]
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{name} is {value!r}, not a count")
+    return value
 
 
 def check_same_tensors(

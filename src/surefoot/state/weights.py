@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from surefoot.core.errors import CheckpointError, MissingDataError
 from surefoot.state.checkpoint import newest_whole, read_checkpoint
 from surefoot.state.manifest import MANIFEST_NAME
-from surefoot.state.run_state import check_same_tensors
-from surefoot.state.tree import join_tree
+from surefoot.state.run_state import check_same_tensors, weights_of
 
 CHECKPOINTS_NAME = "checkpoints"
 
@@ -36,9 +35,9 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     if not path.exists():
         raise MissingDataError(f"there are no weights at {path}", where="model.initial_weights")
     if (path / MANIFEST_NAME).is_file():
-        weights: dict[str, Tensor] = join_tree(read_checkpoint(path)[1])["model"]
+        weights: dict[str, Tensor] = weights_of(read_checkpoint(path)[1])
     elif (path / CHECKPOINTS_NAME).is_dir():
-        weights = join_tree(newest_whole(path / CHECKPOINTS_NAME)[2])["model"]
+        weights = weights_of(newest_whole(path / CHECKPOINTS_NAME)[2])
     elif path.is_file() and path.suffix == ".safetensors":
         try:
             weights = load_file(path)
