@@ -111,5 +111,3 @@ def launch_ranks(request: str, folder: Path, num_ranks: int) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
     return 0
-
-

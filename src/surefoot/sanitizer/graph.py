@@ -216,9 +216,7 @@ def _scaled(
     return (None if factor is None else factor * value), divisors
 
 
-def _term(
-    node: Node, name: str, factor: float | None, divisors: tuple[float, ...]
-) -> LossTerm:
+def _term(node: Node, name: str, factor: float | None, divisors: tuple[float, ...]) -> LossTerm:
     reduction, count = "other", None
     if name in _MEAN_LOSSES:
         value = getattr(node, "_saved_reduction", None)

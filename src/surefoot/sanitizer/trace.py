@@ -202,7 +202,7 @@ class Trace:
         key = self.module_key(module)
         looked, trained = self._trained.get(key, (-1, False))
         # Once trained, always; else looked at again when the number of updates has doubled.
-        if trained or 0 <= looked and looked <= self.updates < 2 * looked:
+        if trained or (looked >= 0 and looked <= self.updates < 2 * looked):
             return trained
         if looked == self.updates:
             return trained
@@ -263,9 +263,7 @@ class Trace:
         found = self._find_name(tensor)
         return "" if found is None else found[1]
 
-    def _find_name(
-        self, tensor: torch.Tensor | ParameterState | None
-    ) -> tuple[str, str] | None:
+    def _find_name(self, tensor: torch.Tensor | ParameterState | None) -> tuple[str, str] | None:
         if isinstance(tensor, ParameterState):
             tensor = tensor.ref()
         if tensor is None:
@@ -284,7 +282,7 @@ class Trace:
     def walk_now(self) -> bool:
         """Whether the backward that begins now is one whose whole graph is worth a walk."""
         n = self.backwards
-        regular = n < FIRST_WALKS or n % WALK_EVERY == 0 and n <= WALK_UNTIL or n & (n - 1) == 0
+        regular = n < FIRST_WALKS or (n % WALK_EVERY == 0 and n <= WALK_UNTIL) or n & (n - 1) == 0
         if self.extra_walks:
             self.extra_walks -= 1
         if regular or self.extra_walks:

@@ -112,7 +112,5 @@ def _after(
 
 def _asked(trace: Trace) -> None:
     trace.emit(
-        ev.GradientsAsked(
-            seq=trace.tick(), site=user_site(3), inside_step="step" in trace.causes
-        )
+        ev.GradientsAsked(seq=trace.tick(), site=user_site(3), inside_step="step" in trace.causes)
     )

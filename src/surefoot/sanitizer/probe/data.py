@@ -70,9 +70,7 @@ def _started(trace: Trace, loader: DataLoader[Any]) -> None:
         except TypeError:
             state.num_batches = None
     state.epochs += 1
-    trace.emit(
-        ev.LoaderStarted(seq=trace.tick(), site=user_site(3), loader=state, owner=loader)
-    )
+    trace.emit(ev.LoaderStarted(seq=trace.tick(), site=user_site(3), loader=state, owner=loader))
 
 
 def _fetched(trace: Trace, iterator: Any, batch: Any) -> None:
@@ -84,9 +82,7 @@ def _fetched(trace: Trace, iterator: Any, batch: Any) -> None:
     trace.data.batches += 1
     trace.data.loader = state
     trace.emit(
-        ev.BatchFetched(
-            seq=trace.tick(), site=user_site(3), loader=state, batch=batch, index=index
-        )
+        ev.BatchFetched(seq=trace.tick(), site=user_site(3), loader=state, batch=batch, index=index)
     )
 
 

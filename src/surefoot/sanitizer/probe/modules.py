@@ -161,9 +161,7 @@ def _first(calls: Calls, module: nn.Module) -> None:
 
 
 def _sensitive(calls: Calls, module: nn.Module, args: tuple[Any, ...]) -> None:
-    if not module.training and not (
-        isinstance(module, _BatchNorm) and module.running_mean is None
-    ):
+    if not module.training and not (isinstance(module, _BatchNorm) and module.running_mean is None):
         calls.idle += 1
         return
     if isinstance(module, _DropoutNd):
@@ -227,9 +225,7 @@ def _drawn(calls: Calls, probability: float) -> None:
     if not isinstance(owner, _DropoutNd):
         calls.active_dropout += 1
     # Whether it is registered is worth the search only where it matters.
-    registered = (
-        root is None or root.training or any(module is owner for module in root.modules())
-    )
+    registered = root is None or root.training or any(module is owner for module in root.modules())
     calls.trace.emit(
         ev.DropoutCalled(
             seq=calls.trace.tick(),
@@ -271,7 +267,6 @@ def _embedded(trace: Trace, ids: torch.Tensor, weight: torch.Tensor, padding: in
 
 def _attach_update_bn(patches: Patches) -> None:
     trace = patches.trace
-
 
     def update(original: Any, loader: Any, model: nn.Module, *args: Any, **kwargs: Any) -> None:
         trace.causes.append("update_bn")

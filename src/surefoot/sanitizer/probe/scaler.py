@@ -88,9 +88,7 @@ def _unscaled(trace: Trace, scaler: GradScaler, optimizer: Any) -> None:
         for parameter in optimizer.parameters:
             parameter.scale_pending = False
     state = _state(trace, scaler)
-    trace.emit(
-        ev.Unscaled(seq=trace.tick(), site=user_site(3), scaler=state, optimizer=optimizer)
-    )
+    trace.emit(ev.Unscaled(seq=trace.tick(), site=user_site(3), scaler=state, optimizer=optimizer))
 
 
 def _stepped(trace: Trace, scaler: GradScaler, optimizer: Any, before: int) -> None:

@@ -5,6 +5,7 @@ Reads a strided sample of values; on a device only where the audit is deep.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -32,7 +33,9 @@ def of_batch(tensor: torch.Tensor, deep: bool = False) -> int | None:
         return None
     flat = tensor.detach().reshape(-1)
     sample = flat[:: max(1, flat.numel() // BATCH_SAMPLE)][:BATCH_SAMPLE]
-    return hash((tuple(tensor.shape), _bytes(sample)))
+    # Not Python's own hash: other ranks must come to the same digest.
+    content = repr(tuple(tensor.shape)).encode() + _bytes(sample)
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest())
 
 
 def of_rows(tensor: torch.Tensor, deep: bool = False) -> list[int]:

@@ -59,9 +59,7 @@ class ClipWrongParams(Rule):
         self.pending = []
 
     def findings(self) -> Iterable[Finding]:
-        stepped = {
-            state.key for o in self.trace.optimizers if o.steps for state in o.parameters
-        }
+        stepped = {state.key for o in self.trace.optimizers if o.steps for state in o.parameters}
         for site, misses in self.misses.items():
             key, count = misses.most_common(1)[0]
             if count < LEAST or count < 0.8 * self.clips[site] or self.keys[site] & stepped:

@@ -22,8 +22,7 @@ class SchedBeforeOptim(Rule):
         code="SF301",
         slug="sched-before-optim",
         certainty=Certainty.PROOF,
-        title="The scheduler steps before the optimizer, so the first learning rate is never"
-        " used.",
+        title="The scheduler steps before the optimizer, so the first learning rate is never used.",
         observes="scheduler.step() before the optimizer's first step, or with a gradient waiting"
         " for the optimizer in every update. Quiet where a gradient scaler skipped the step, and"
         " for schedules that are wound forward before training.",

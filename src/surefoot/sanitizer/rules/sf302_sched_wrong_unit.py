@@ -105,7 +105,9 @@ class SchedWrongUnit(Rule):
             return ""
         if name and steps >= LEAST_STEPS and steps > PAST * horizon:
             turned = f"; the rate turned upwards {self.turns[key]} times" * bool(self.turns[key])
-            if (name == "T_max" and self.turns[key]) or (name == "total_iters" and horizon * 4 < steps):
+            if (name == "T_max" and self.turns[key]) or (
+                name == "total_iters" and horizon * 4 < steps
+            ):
                 if name == "total_iters" and state.kind in ("LinearLR", "ConstantLR"):
                     return ""
                 return f"{state} has {name}={horizon} but was stepped {steps} times{turned}."

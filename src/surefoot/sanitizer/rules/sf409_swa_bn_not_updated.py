@@ -55,8 +55,9 @@ class SwaBnNotUpdated(Rule):
         averaged = graph.number(module.n_averaged)
         if not event.idle_sensitive or module.use_buffers or not averaged:
             return
-        if not any(isinstance(m, _BatchNorm) and m.running_mean is not None for m in
-                   module.modules()):
+        if not any(
+            isinstance(m, _BatchNorm) and m.running_mean is not None for m in module.modules()
+        ):
             return
         if self.current.get(self.trace.module_key(module)) != averaged:
             self.tally.add(event.site)

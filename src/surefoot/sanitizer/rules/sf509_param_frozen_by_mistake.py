@@ -86,6 +86,8 @@ def _looks_fresh(layer: nn.Linear) -> bool:
     bound = layer.in_features**-0.5
     highest = float(weight.abs().max())
     spread = float(weight.float().std()) * 3**0.5
-    return bool(torch.isfinite(weight).all()) and 0.9 * bound <= highest <= bound * 1.0001 and (
-        0.85 * bound <= spread <= 1.15 * bound
+    return (
+        bool(torch.isfinite(weight).all())
+        and 0.9 * bound <= highest <= bound * 1.0001
+        and (0.85 * bound <= spread <= 1.15 * bound)
     )

@@ -58,8 +58,10 @@ class LabelsNotShifted(Rule):
         if not event.grad_enabled or not self.recent.ids:
             return
         found = offsets(event, self.recent)
-        copies = bool(found) and all(offset == 0 for offset in found) and len(found) == len(
-            self.recent.ids
+        copies = (
+            bool(found)
+            and all(offset == 0 for offset in found)
+            and len(found) == len(self.recent.ids)
         )
         if copies and not self.is_recurrent:
             causal, ahead = looks_ahead(event.output.grad_fn, self.recent.ids[-1].shape[1])

@@ -53,10 +53,20 @@ class InitLossOff(Rule):
         if self.trace.updates or event.input.grad_fn is None:
             return
         self.done = True
-        value, classes = graph.number(event.output), event.input.shape[min(1, event.input.dim() - 1)]
+        value, classes = (
+            graph.number(event.output),
+            event.input.shape[min(1, event.input.dim() - 1)],
+        )
         plain = event.options.get("reduction", "mean") == "mean"
         weighted = event.options.get("weight") is not None
-        if value is None or classes < 2 or not plain or weighted or self.loaded:
+        if (
+            value is None
+            or not math.isfinite(value)
+            or classes < 2
+            or not plain
+            or weighted
+            or self.loaded
+        ):
             return
         if event.target.is_floating_point() or _is_contrastive(event.target, classes):
             return
