@@ -25,13 +25,12 @@ from surefoot.core.plateau import Plateau, PlateauState
 from surefoot.core.reports import Observer
 from surefoot.core.schedules import Undecided
 from surefoot.core.stopping import EarlyStopping, StoppingState
-from surefoot.core.units import Count, Epochs, Flops, Samples, Seconds, Steps, Tokens
+from surefoot.core.units import Steps
 from surefoot.data.batch import MicroBatch
 from surefoot.data.loader import Loader, LoaderSettings
 from surefoot.data.order import BatchPlan
 from surefoot.data.sources.base import Source
 from surefoot.data.sources.stream import StreamPlan, StreamSource, refuse_stream
-from surefoot.engine.cadence import AtEnd, Cadence, Every, Horizon, Unit
 from surefoot.engine.decisions import Course, Decisions, RuleState, WatchedMetric
 from surefoot.engine.evaluate import Evaluator, OpenSet, evaluate
 from surefoot.engine.guard import Guard, NonFinitePolicy
@@ -445,41 +444,6 @@ def make_eval_loader(
     micro_batch = settings.train.micro_batch if size == "as-in-training" else int(size)
     plan = BatchPlan(len(source), micro_batch, seed=settings.seed, shuffle=False)
     return Loader(source, plan, weight=task.weight, settings=loader_settings, device=device)
-
-
-def make_horizon(settings: Settings, assembly: Assembly) -> Horizon:
-    """Where the run ends, in what it counts exactly."""
-    every = _every(settings.train.horizon, assembly)
-    return Horizon(every.amount, every.unit)
-
-
-def make_cadence(count: Count | str, assembly: Assembly) -> Cadence:
-    """When something is due."""
-    if isinstance(count, Count):
-        return _every(count, assembly)
-    return AtEnd() if count in ("end", "never") else _every(Epochs(1), assembly)
-
-
-def _every(count: Count, assembly: Assembly) -> Every:
-    match count:
-        case Steps():
-            return Every(count.value, Unit.STEPS)
-        case Samples():
-            return Every(count.value, Unit.SAMPLES)
-        case Tokens():
-            return Every(count.value, Unit.TOKENS)
-        case Seconds():
-            return Every(count.value, Unit.SECONDS)
-        case Epochs():
-            if isinstance(assembly.plan, StreamPlan):
-                return Every(count.value, Unit.EPOCHS)
-            return Every(count.value * assembly.plan.samples_per_epoch, Unit.SAMPLES)
-        case Flops():
-            updates = updates_in(count, assembly.pace)
-            assert isinstance(updates, int)
-            return Every(updates, Unit.STEPS)
-        case _:
-            raise RequestError(f"{count} is not a length of a run", rule="a count of steps or data")
 
 
 def _opened_by(loader: Loader) -> OpenSet:

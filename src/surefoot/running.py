@@ -13,9 +13,14 @@ from typing import Any
 
 from torch import nn
 
-from surefoot.assembly import Assembly, make_cadence, make_horizon
-from surefoot.core.errors import SurefootError
+from surefoot.assembly import Assembly
+from surefoot.config.sections import Settings
+from surefoot.core.counting import updates_in
+from surefoot.core.errors import RequestError, SurefootError
 from surefoot.core.reports import EvalReport, Event, Observer, StepReport
+from surefoot.core.units import Count, Epochs, Flops, Samples, Seconds, Steps, Tokens
+from surefoot.data.sources.stream import StreamPlan
+from surefoot.engine.cadence import AtEnd, Cadence, Every, Horizon, Unit
 from surefoot.engine.interrupt import StopOnSignal
 from surefoot.engine.loop import Loop, LoopParts, Outcome
 from surefoot.observe.events import EventKind, EventLog, failure_event
@@ -211,3 +216,38 @@ class FolderRun:
 
 def _nothing() -> None:
     return None
+
+
+def make_horizon(settings: Settings, assembly: Assembly) -> Horizon:
+    """Where the run ends, in what it counts exactly."""
+    every = _every(settings.train.horizon, assembly)
+    return Horizon(every.amount, every.unit)
+
+
+def make_cadence(count: Count | str, assembly: Assembly) -> Cadence:
+    """When something is due."""
+    if isinstance(count, Count):
+        return _every(count, assembly)
+    return AtEnd() if count in ("end", "never") else _every(Epochs(1), assembly)
+
+
+def _every(count: Count, assembly: Assembly) -> Every:
+    match count:
+        case Steps():
+            return Every(count.value, Unit.STEPS)
+        case Samples():
+            return Every(count.value, Unit.SAMPLES)
+        case Tokens():
+            return Every(count.value, Unit.TOKENS)
+        case Seconds():
+            return Every(count.value, Unit.SECONDS)
+        case Epochs():
+            if isinstance(assembly.plan, StreamPlan):
+                return Every(count.value, Unit.EPOCHS)
+            return Every(count.value * assembly.plan.samples_per_epoch, Unit.SAMPLES)
+        case Flops():
+            updates = updates_in(count, assembly.pace)
+            assert isinstance(updates, int)
+            return Every(updates, Unit.STEPS)
+        case _:
+            raise RequestError(f"{count} is not a length of a run", rule="a count of steps or data")

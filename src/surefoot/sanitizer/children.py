@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from surefoot.sanitizer.request import request_from_json, write_report
 from surefoot.sanitizer.session import Audit
 
 
@@ -26,8 +27,6 @@ class AuditedTarget:
         self.folder = folder
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from surefoot.sanitizer.run import request_from_json, write_report
-
         request = request_from_json(self.request)
         _forget_inherited()
         watch = Audit(deep=request.deep, max_updates=request.max_updates)

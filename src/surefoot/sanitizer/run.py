@@ -13,26 +13,20 @@ import tempfile
 import traceback
 import types
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from surefoot.core.errors import RequestError
 from surefoot.core.finding import Finding
 from surefoot.sanitizer.children import Followers, launch_ranks, remember
+from surefoot.sanitizer.request import (
+    Request,
+    request_as_json,
+    request_from_json,
+    write_report,
+)
 from surefoot.sanitizer.session import Audit, Summary, merged
 from surefoot.sanitizer.trace import StopAudit
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to run, and how to look at it."""
-
-    target: str
-    arguments: tuple[str, ...] = ()
-    is_module: bool = False
-    deep: bool = False
-    max_updates: int | None = None
-    num_ranks: int = 1
 
 
 @dataclass(frozen=True)
@@ -151,26 +145,6 @@ def _print_users_traceback() -> None:
         trace = trace.tb_next
     if kind is not None:
         traceback.print_exception(kind, error, trace)
-
-
-def request_as_json(request: Request) -> str:
-    """A request for the ranks that run it."""
-    return json.dumps(request.__dict__)
-
-
-def request_from_json(text: str) -> Request:
-    """The inverse of `request_as_json`, for one rank."""
-    values = json.loads(text)
-    values["arguments"] = tuple(values["arguments"])
-    return replace(Request(**values), num_ranks=1)
-
-
-def write_report(summary: Summary, folder: Path) -> None:
-    """Leaves what one process saw where the one that started it looks."""
-    file = folder / f"report-{summary.rank:05d}-{os.getpid()}.json"
-    temporary = file.with_suffix(".part")
-    temporary.write_text(json.dumps(summary.as_json(), default=str))
-    temporary.replace(file)
 
 
 def main(arguments: Sequence[str]) -> int:
