@@ -81,7 +81,7 @@ class FrozenDecayed(Rule):
             moved = [
                 s
                 for s in optimizer.parameters
-                if self.moved.get(s.key, 0) >= min(LEAST, optimizer.steps)
+                if self.moved.get(s.key, 0) >= max(1, min(LEAST, optimizer.steps))
             ]
             never = [s for s in moved if s.key not in self.fed]
             chosen = never or moved
