@@ -30,6 +30,7 @@ LEVELS: Mapping[str, int] = {
     "assembly": 6,
     "epilogue": 6,
     "materials": 6,
+    "readiness": 6,
     "recording": 6,
     "resuming": 6,
     "running": 6,

@@ -27,6 +27,7 @@ from surefoot.core.schedules import Undecided
 from surefoot.core.stopping import EarlyStopping, StoppingState
 from surefoot.core.units import Steps
 from surefoot.data.batch import MicroBatch
+from surefoot.data.fetch import collated
 from surefoot.data.loader import Loader, LoaderSettings
 from surefoot.data.order import BatchPlan
 from surefoot.data.sources.base import Source
@@ -250,7 +251,7 @@ def check_loss(material: Material, device: torch.device) -> None:
     if isinstance(material.task, FunctionTask) and not isinstance(source, StreamSource):
         with preserved_rng(device):
             few = [source[index] for index in range(min(NUM_SAMPLES, len(source)))]
-            batch = source.collate(few)
+            batch = collated(source, few, range(len(few)))
         refuse_a_mean(material.model, material.task, batch, device)
 
 
@@ -410,7 +411,7 @@ def make_pace(material: Material, plan: BatchPlan | StreamPlan) -> Pace:
     tokens = None
     if material.task.unit == "tokens":
         source = material.train
-        weight = material.task.weight(source.collate([source[0]]))
+        weight = material.task.weight(collated(source, [source[0]], [0]))
         tokens = weight if isinstance(weight, float) else sum(weight.values())
     return Pace(
         samples_per_update=plan.samples_per_window,

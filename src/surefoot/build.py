@@ -32,6 +32,7 @@ from surefoot.epilogue import finish_with_samples
 from surefoot.materials import Prepared, prepare_material
 from surefoot.observe.run_folder import CHECKPOINTS_NAME, RunFolder, find_run
 from surefoot.optim.ledger import ParameterLedger
+from surefoot.readiness import check_trainable
 from surefoot.recording import config_of, needed_bytes, train_in_folder
 from surefoot.resuming import Resumption, accept_differences
 from surefoot.running import RunResult
@@ -87,6 +88,7 @@ def build_run(recipe: Recipe, *, resuming: bool = False) -> tuple[Prepared, Asse
     """Prepares the process, opens the data and builds every part of the run."""
     prepare_process(recipe.settings)
     prepared = prepare_material(recipe, resuming=resuming)
+    check_trainable(prepared.material, recipe.settings)
     return prepared, assemble(prepared.material, recipe.settings)
 
 

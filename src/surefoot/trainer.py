@@ -23,6 +23,7 @@ from surefoot.core.reports import Observer
 from surefoot.data.sources.datasets import as_source
 from surefoot.materials import Prepared
 from surefoot.observe.run_folder import MAX_NAME_LENGTH, RunFolder
+from surefoot.readiness import check_trainable
 from surefoot.recording import config_of, needed_bytes, train_in_folder
 from surefoot.resuming import Resumption, accept_differences
 from surefoot.running import RunResult
@@ -100,6 +101,7 @@ class Trainer:
         Raises:
             SurefootError: the run cannot start, or failed; its folder says how.
         """
+        check_trainable(self._material, self.resolved.config)
         prepared = Prepared(self._material)
         assembly = self._assemble()
         if resume is None:

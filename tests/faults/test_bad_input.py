@@ -191,3 +191,38 @@ def test_a_wrapped_model_is_refused_before_its_prefix_is_saved(tmp_path: Path, w
 def test_any_class_name_makes_a_run_name(tmp_path: Path, name: str, expected: str) -> None:
     folder = fit(tmp_path, type(name, (nn.Linear,), {})(3, 1)).folder
     assert folder is not None and folder.name.split("_", 1)[1] == expected
+
+
+def test_a_model_in_evaluation_mode_is_refused_where_that_changes_the_training(
+    tmp_path: Path,
+) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 1)).eval()
+    with pytest.raises(ModelError, match="in evaluation mode, also Dropout 1"):
+        fit(tmp_path, model)
+    assert list(tmp_path.iterdir()) == []
+    model.train()
+    model[1].eval()
+    assert fit(tmp_path, model).step == 6 and not model[1].training
+    assert fit(tmp_path, nn.Linear(3, 1).eval()).step == 6
+
+
+@pytest.mark.parametrize(
+    "section", [{"early_stopping": {"kind": "on"}}, {"schedule": {"kind": "plateau"}}]
+)
+def test_what_watches_a_metric_needs_a_validation_set(tmp_path: Path, section: dict) -> None:  # type: ignore[type-arg]
+    with pytest.raises(RequestError, match="there is no validation set"):
+        fit(tmp_path, **section)
+    assert list(tmp_path.iterdir()) == []
+
+
+class Nothings(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> None:
+        return None
+
+
+def test_samples_that_are_nothing_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="do not fit into one batch"):
+        fit(tmp_path, data=Nothings())

@@ -122,6 +122,28 @@ def mode_sensitive_modules(model: nn.Module) -> list[ModeSensitive]:
     return found
 
 
+def refuse_evaluation_mode(model: nn.Module) -> None:
+    """Refuses to train a model of which every part that computes otherwise in training is off.
+
+    So a model comes out of `from_pretrained` or `surefoot.load`. Parts in evaluation mode inside a
+    model in training mode are meant, and stay so.
+
+    Raises:
+        ModelError: with the parts that would do nothing.
+    """
+    sensitive = mode_sensitive_modules(model)
+    if not sensitive or model.training or any(entry.training for entry in sensitive):
+        return
+    shown = ", ".join(f"{entry.kind} {entry.name}".strip() for entry in sensitive[:3])
+    more = f" and {len(sensitive) - 3} more" if len(sensitive) > 3 else ""
+    raise ModelError(
+        f"the model is in evaluation mode, also {shown}{more}",
+        where=type(model).__name__,
+        rule="a model is trained in the modes that it is handed in with",
+        remedy="call model.train(), and .eval() on the parts that shall stay as they are",
+    )
+
+
 def training_modes(model: nn.Module) -> dict[str, bool]:
     """Name to mode of every mode-sensitive submodule, to compare with later."""
     return {entry.name: entry.training for entry in mode_sensitive_modules(model)}
