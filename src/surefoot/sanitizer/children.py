@@ -83,7 +83,7 @@ class Followers:
                 process._target = AuditedTarget(target, request, folder)
             original(process)
 
-        base.start = start  # type: ignore[method-assign]
+        base.start = start  # type: ignore[method-assign, assignment]
         return self
 
     def __exit__(

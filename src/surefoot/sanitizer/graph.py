@@ -61,12 +61,18 @@ class LossTerm(NamedTuple):
     """`mean`, `sum` or `other`."""
     loss: str
     """Kind of the node that reduces, such as `NllLoss`."""
-    count: float | None
+    num_targets: float | None
     """Targets that count, where a cross entropy tells."""
     divided_by: tuple[float, ...] = ()
     """Tensor-valued divisors met on the way (not Python numbers)."""
     node: int = 0
     """Identity of the reducing node."""
+
+
+def notes_of(node: Any) -> dict[Any, Any]:
+    """What is noted at a node of the autograd graph; torch keeps it while the node lives."""
+    notes: dict[Any, Any] = node.metadata
+    return notes
 
 
 def kind(node: Node) -> str:

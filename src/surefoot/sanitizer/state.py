@@ -135,6 +135,8 @@ class OptimizerState:
         self.wipes = 0
         """Zeroings of unused gradients in the window that is open."""
         self.wipe_site = NOWHERE
+        self.cleared = False
+        """Whether that was already counted for the gradients of the latest backward pass."""
         self.updates: deque[UpdateRecord] = deque(maxlen=UPDATES_KEPT)
         self.window_sizes: Counter[int] = Counter()
         self.scaler: ScalerState | None = None
@@ -159,8 +161,9 @@ class OptimizerState:
         return tuple(float(group["lr"]) for group in self.groups() if "lr" in group)
 
     @property
-    def has_gradient(self) -> bool:
-        return any(parameter.grad_id for parameter in self.parameters)
+    def has_unused(self) -> bool:
+        """Whether a buffer holds a backward pass that no step has used."""
+        return any(p.contributions > p.used or p.unknown for p in self.parameters)
 
     def usual_window(self) -> int:
         """The most frequent number of backward passes per update; 0 before the first update."""

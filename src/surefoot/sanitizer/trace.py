@@ -312,6 +312,7 @@ class Trace:
                 continue
             if any(state.key in keys for state in optimizer.parameters):
                 optimizer.last_backward, optimizer.last_backward_site = self.seq, site
+                optimizer.cleared = False
                 if len(optimizer.window) < WINDOW_LIMIT:
                     optimizer.window.append(record)
                 fed.append(optimizer)
@@ -323,6 +324,27 @@ class Trace:
         if fed and loader is not None:
             loader.backwards += 1
         return fed
+
+    def settle_windows(self) -> None:
+        """Before a backward pass: what became of windows whose gradients were cleared by hand."""
+        for optimizer in self.optimizers:
+            if optimizer.window and not optimizer.cleared and not optimizer.has_unused:
+                self.settle(optimizer, NOWHERE)
+
+    def settle(self, optimizer: OptimizerState, site: Site) -> None:
+        """The gradients of an open window are gone: used by another optimizer, or lost."""
+        keys = {state.key for state in optimizer.parameters}
+        used = any(
+            other.last_step > optimizer.last_backward
+            and any(state.key in keys for state in other.parameters)
+            for other in self.optimizers
+        )
+        if used:
+            self.close_window(optimizer)
+        else:
+            optimizer.wipes += 1
+            optimizer.wipe_site = site
+            optimizer.cleared = True
 
     def record_update(self, optimizer: OptimizerState, site: Site) -> UpdateRecord:
         """Closes the window of an optimizer."""
@@ -358,6 +380,7 @@ class Trace:
         optimizer.window = []
         optimizer.wipes = 0
         optimizer.wipe_site = NOWHERE
+        optimizer.cleared = False
         optimizer.unscaled = False
 
     def check_limit(self) -> None:

@@ -15,6 +15,7 @@ from surefoot.sanitizer.trace import Trace
 
 
 def attach(patches: Patches) -> None:
+    """Watches backward for as long as the patches are in place."""
     trace = patches.trace
 
     def backward(original: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
@@ -44,11 +45,13 @@ def attach(patches: Patches) -> None:
 
 def _before(trace: Trace, roots: Sequence[torch.Tensor]) -> tuple[int, Any, bool]:
     trace.observe_gradients(trace.all_parameters())
+    trace.settle_windows()
     walk = trace.walk_now()
     trace.backwards += 1
-    uses, terms = 1, ()
+    uses = 1
+    terms: tuple[graph.LossTerm, ...] = ()
     if roots and roots[0].grad_fn is not None:
-        notes = roots[0].grad_fn.metadata
+        notes = graph.notes_of(roots[0].grad_fn)
         uses = notes.get(graph.MARK, 0) + 1
         notes[graph.MARK] = uses
         terms = graph.loss_terms(roots[0])
@@ -78,7 +81,7 @@ def _is_scaled(trace: Trace, roots: Sequence[torch.Tensor]) -> bool:
     for _ in range(8):
         if node is None:
             return False
-        key = node.metadata.get(graph.SCALE_MARK)
+        key = graph.notes_of(node).get(graph.SCALE_MARK)
         if key is not None:
             # A scale of exactly 1 changes nothing.
             return not any(s.key == key and s.scale == 1.0 for s in trace.scalers)

@@ -17,6 +17,7 @@ from surefoot.sanitizer.trace import Trace
 
 
 def attach(patches: Patches) -> None:
+    """Watches clip for as long as the patches are in place."""
     for name, kind in (("clip_grad_norm_", "norm"), ("clip_grad_value_", "value")):
         for owner in (clip_grad, utils):
             patches.around(owner, name, _around(patches.trace, kind), rebind=owner is utils)

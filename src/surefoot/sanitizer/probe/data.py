@@ -10,6 +10,7 @@ import random
 import shutil
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ WORKER_FETCHES = 3
 
 
 def attach(patches: Patches) -> None:
+    """Watches data for as long as the patches are in place."""
     trace = patches.trace
     folder = Path(tempfile.mkdtemp(prefix="surefoot-audit-"))
     reader = WorkerReader(trace, folder, os.getpid())
@@ -181,17 +183,21 @@ def random_streams(dataset: Any) -> dict[str, str]:
 
 
 def _own_streams(dataset: Any, numpy: Any, depth: int = 3, prefix: str = "dataset") -> list[Any]:
-    found = []
+    found: list[tuple[str, Callable[[], Any]]] = []
     for name, value in list(getattr(dataset, "__dict__", {}).items()):
         path = f"{prefix}.{name}"
         if isinstance(value, random.Random):
             found.append((path, value.getstate))
         elif isinstance(value, torch.Generator):
-            found.append((path, lambda v=value: v.get_state().numpy().tobytes()))
+            found.append((path, partial(_torch_state, value)))
         elif numpy is not None and isinstance(value, numpy.random.Generator):
-            found.append((path, lambda v=value: v.bit_generator.state))
+            found.append((path, partial(getattr, value.bit_generator, "state")))
         elif numpy is not None and isinstance(value, numpy.random.RandomState):
             found.append((path, value.get_state))
         elif depth and hasattr(value, "__dict__") and not isinstance(value, type):
             found += _own_streams(value, numpy, depth - 1, path)
     return found
+
+
+def _torch_state(generator: torch.Generator) -> bytes:
+    return generator.get_state().numpy().tobytes()

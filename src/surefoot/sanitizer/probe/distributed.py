@@ -17,6 +17,7 @@ COLLECTIVES = ("all_reduce", "broadcast", "reduce_scatter_tensor", "all_gather_i
 
 
 def attach(patches: Patches) -> None:
+    """Watches distributed for as long as the patches are in place."""
     if not dist.is_available():
         return
     trace = patches.trace

@@ -17,6 +17,7 @@ from surefoot.sanitizer.trace import Trace
 
 
 def attach(patches: Patches) -> None:
+    """Watches io for as long as the patches are in place."""
     trace = patches.trace
 
     def save(original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:

@@ -34,6 +34,7 @@ LOSSES = {
 
 
 def attach(patches: Patches) -> None:
+    """Watches losses for as long as the patches are in place."""
     counts: Counter[tuple[str, Site]] = Counter()
     for name, positions in LOSSES.items():
         observe = _around(patches.trace, name, positions, counts)

@@ -47,6 +47,7 @@ class Calls:
 
 
 def attach(patches: Patches) -> None:
+    """Watches modules for as long as the patches are in place."""
     trace = patches.trace
     calls = Calls(trace)
 

@@ -12,7 +12,7 @@ from torch.optim.optimizer import (
 )
 
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.frames import user_site
+from surefoot.sanitizer.frames import NOWHERE, user_site
 from surefoot.sanitizer.probe.patches import Patches
 from surefoot.sanitizer.state import OptimizerState, ParameterState
 from surefoot.sanitizer.trace import Trace
@@ -35,6 +35,7 @@ def known(trace: Trace, optimizer: Optimizer) -> OptimizerState:
 
 
 def attach(patches: Patches) -> None:
+    """Watches optimizers for as long as the patches are in place."""
     trace = patches.trace
     depth = 0
 
@@ -118,17 +119,27 @@ def _zero(
 ) -> None:
     trace.safely(trace.observe_gradients, states)
     had = sum(1 for state in states if state.grad_id)
-    held_unused = {s.key for s in states if s.grad_id and s.contributions > s.used}
+    keys = {state.key for state in states if state.grad_id}
+    touched = [
+        optimizer
+        for optimizer in trace.optimizers
+        if optimizer.window and any(s.key in keys for s in optimizer.parameters)
+    ]
+    for optimizer in touched:
+        # What another optimizer has used is no window of this one any more.
+        if not optimizer.has_unused and not optimizer.cleared:
+            trace.settle(optimizer, NOWHERE)
+    lost = [optimizer for optimizer in touched if optimizer.has_unused]
     trace.causes.append("zero")
     try:
         original(*args, **kwargs)
-        trace.safely(_after_zero, trace, states, had, held_unused)
+        trace.safely(_after_zero, trace, states, had, lost)
     finally:
         trace.causes.pop()
 
 
 def _after_zero(
-    trace: Trace, states: list[ParameterState], had: int, held_unused: set[int]
+    trace: Trace, states: list[ParameterState], had: int, lost: list[OptimizerState]
 ) -> None:
     trace.observe_gradients(states)
     for state in states:
@@ -142,8 +153,8 @@ def _after_zero(
     )
     # Rules see the window as it was; only then it is marked as wiped.
     trace.emit(event)
-    if held_unused:
-        for optimizer in trace.optimizers:
-            if optimizer.window and any(s.key in held_unused for s in optimizer.parameters):
-                optimizer.wipes += 1
-                optimizer.wipe_site = site
+    for optimizer in lost:
+        if optimizer.window:
+            optimizer.wipes += 1
+            optimizer.wipe_site = site
+            optimizer.cleared = True

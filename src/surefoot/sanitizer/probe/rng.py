@@ -16,6 +16,7 @@ from surefoot.sanitizer.trace import Trace
 
 
 def attach(patches: Patches) -> None:
+    """Watches rng for as long as the patches are in place."""
     trace = patches.trace
     patches.around(torch, "manual_seed", _around(trace, "torch"), rebind=True)
     patches.around(torch.random, "manual_seed", _around(trace, "torch"))

@@ -25,6 +25,7 @@ def _state(trace: Trace, scaler: GradScaler) -> ScalerState:
 
 
 def attach(patches: Patches) -> None:
+    """Watches scaler for as long as the patches are in place."""
     trace = patches.trace
 
     def scale(original: Any, self: GradScaler, outputs: Any) -> Any:
@@ -77,7 +78,7 @@ def _scaled(trace: Trace, scaler: GradScaler, result: Any) -> None:
     tensors = [result] if isinstance(result, torch.Tensor) else list(result)
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
-            tensor.grad_fn.metadata[graph.SCALE_MARK] = state.key
+            graph.notes_of(tensor.grad_fn)[graph.SCALE_MARK] = state.key
     trace.emit(ev.LossScaled(seq=trace.tick(), site=user_site(3), scaler=state))
 
 

@@ -32,6 +32,7 @@ def _state(trace: Trace, scheduler: Any) -> SchedulerState:
 
 
 def attach(patches: Patches) -> None:
+    """Watches schedulers for as long as the patches are in place."""
     trace = patches.trace
     depth = 0
     wrapped: set[type] = set()

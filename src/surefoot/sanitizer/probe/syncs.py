@@ -18,6 +18,7 @@ METHODS = ("item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__")
 
 
 def attach(patches: Patches) -> None:
+    """Watches syncs for as long as the patches are in place."""
     if not torch.accelerator.is_available():
         return
     for name in METHODS:

@@ -44,7 +44,8 @@ class AccumTailDropped(Rule):
         keys = {state.key for state in event.parameters}
         for optimizer in self.trace.optimizers:
             # What an earlier call cleared in this window is gone already.
-            pending = optimizer.window[self.wiped[optimizer.key] :]
+            already = min(self.wiped[optimizer.key], len(optimizer.window))
+            pending = optimizer.window[already:]
             if not pending or not any(s.key in keys for s in optimizer.parameters):
                 continue
             self.wiped[optimizer.key] = len(optimizer.window)

@@ -80,10 +80,10 @@ def _ignored_counts(records: tuple[BackwardRecord, ...]) -> list[float]:
     """Targets that count per micro-batch, where only the constant factor weighs them."""
     counts, factors = [], set()
     for record in records:
-        terms = [term for term in record.terms if term.count is not None]
-        if len(terms) != 1 or terms[0].factor is None or terms[0].count is None:
+        terms = [term for term in record.terms if term.num_targets is not None]
+        if len(terms) != 1 or terms[0].factor is None or terms[0].num_targets is None:
             return []
-        counts.append(terms[0].count)
+        counts.append(terms[0].num_targets)
         factors.add(round(terms[0].factor, 9))
     return counts if len(factors) == 1 else []
 

@@ -55,9 +55,9 @@ class LrNeverChanges(Rule):
     def _other(self, optimizer: OptimizerState) -> OptimizerState | None:
         keys = {parameter.key for parameter in optimizer.parameters}
         for other in self.trace.optimizers:
-            if other.key != optimizer.key and other.last_step > optimizer.last_step:
-                if any(parameter.key in keys for parameter in other.parameters):
-                    return other
+            is_later = other.key != optimizer.key and other.last_step > optimizer.last_step
+            if is_later and any(parameter.key in keys for parameter in other.parameters):
+                return other
         return None
 
     def findings(self) -> Iterable[Finding]:

@@ -68,7 +68,7 @@ class EvalWithGrad(Rule):
             if not state[0]:
                 self.unused[key] += 1
 
-        output.grad_fn.metadata[NOTE] = note
+        graph.notes_of(output.grad_fn)[NOTE] = note
         output.grad_fn.register_prehook(used)
         self.open[number] = weakref.ref(note, freed), key
 

@@ -37,10 +37,10 @@ class BnBatchOfOne(Rule):
         self.of_one: Counter[Site] = Counter()
 
     def on_batch_norm_called(self, event: ev.BatchNormCalled) -> None:
-        if event.grad_enabled and event.module.track_running_stats:
-            if len(self.calls) < 1000:
-                self.calls[event.site] += 1
-                self.of_one[event.site] += event.batch == 1
+        trains = event.grad_enabled and event.module.track_running_stats
+        if trains and len(self.calls) < 1000:
+            self.calls[event.site] += 1
+            self.of_one[event.site] += event.batch == 1
 
     def findings(self) -> Iterable[Finding]:
         for site, count in self.of_one.items():

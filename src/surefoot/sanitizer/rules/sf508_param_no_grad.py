@@ -43,7 +43,7 @@ class ParamNoGrad(Rule):
         self.called: dict[int, weakref.ref[torch.Tensor]] = {}
         self.calls: set[int] = set()
         self.asking: dict[int, dict[int, bool]] = {}
-        """Per optimizer: parameters without gradient so far, and whether their module was called."""
+        """Per optimizer: parameters without gradient so far; whether their module was called."""
 
     def _called(self, module: nn.Module) -> None:
         for parameter in module._parameters.values():

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from surefoot.core.finding import Certainty, Finding
 from surefoot.sanitizer import events as ev
+from surefoot.sanitizer import graph
 from surefoot.sanitizer.frames import NOWHERE, Site
 from surefoot.sanitizer.rules.base import Rule, RuleInfo
 from surefoot.sanitizer.trace import Trace
@@ -53,7 +54,7 @@ class GraphRetained(Rule):
         def freed(_: object) -> None:
             self.alive.pop(number, None)
 
-        event.roots[0].grad_fn.metadata[NOTE] = note
+        graph.notes_of(event.roots[0].grad_fn)[NOTE] = note
         self.alive[number] = weakref.ref(note, freed), self.trace.updates
         old = 0
         for _, update in self.alive.values():

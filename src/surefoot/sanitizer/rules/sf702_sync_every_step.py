@@ -40,10 +40,10 @@ class SyncEveryStep(Rule):
 
     def on_synchronised(self, event: ev.Synchronised) -> None:
         key = event.site, event.how
-        if self.trace.training_began and self.last.get(key) != self.trace.updates:
-            if len(self.calls) < 1000 or key in self.calls:
-                self.calls[key] += 1
-                self.last[key] = self.trace.updates
+        is_new = self.trace.training_began and self.last.get(key) != self.trace.updates
+        if is_new and (len(self.calls) < 1000 or key in self.calls):
+            self.calls[key] += 1
+            self.last[key] = self.trace.updates
 
     def findings(self) -> Iterable[Finding]:
         updates = self.trace.updates

@@ -56,9 +56,9 @@ class DataNan(Rule):
             if tensor.is_floating_point() and readable and tensor.numel():
                 # A sum is not finite if a value is not; if it only overflowed, look closely.
                 plain = tensor.detach()
-                if not math.isfinite(float(plain.sum(dtype=torch.float64))):
-                    if not bool(torch.isfinite(plain).all()):
-                        self.pending = event.site
+                suspicious = not math.isfinite(float(plain.sum(dtype=torch.float64)))
+                if suspicious and not bool(torch.isfinite(plain).all()):
+                    self.pending = event.site
 
     def on_backward_begin(self, event: ev.BackwardBegin) -> None:
         if self.pending is None or not event.roots:

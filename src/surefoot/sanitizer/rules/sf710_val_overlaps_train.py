@@ -32,7 +32,8 @@ class ValOverlapsTrain(Rule):
         " were (a report of the training accuracy) and for data with many equal samples.",
         why="The validation measures memory: overfitting stays unseen and the wrong model is"
         " chosen.",
-        example="train, _ = random_split(data, [300, 100])\n_, val = random_split(data, [300, 100])",
+        example="train, _ = random_split(data, [300, 100])\n"
+        "_, val = random_split(data, [300, 100])",
         fix="Split once and use both parts of that one split.",
         source="Follows from what a validation set is for.",
     )

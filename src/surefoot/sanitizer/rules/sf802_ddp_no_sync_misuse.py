@@ -21,11 +21,11 @@ class DdpNoSyncMisuse(Rule):
         slug="ddp-no-sync-misuse",
         certainty=Certainty.PROOF,
         title="no_sync() covers every forward, so gradients are never averaged.",
-        observes="Forwards of DistributedDataParallel with gradient synchronisation off, for nearly all of"
-        " them, and gradients that differ across ranks when the optimizer steps. Quiet where the"
+        observes="Forwards of DistributedDataParallel with gradient synchronisation off, for nearly"
+        " all of them, and gradients that differ across ranks when the optimizer steps. Quiet where the"
         " last forward of each window is outside.",
-        why="Whether a backward pass reduces is decided in the forward pass: leaving no_sync() before"
-        " backward() is too late. Ranks drift apart.",
+        why="Whether a backward pass reduces is decided in the forward pass: leaving no_sync()"
+        " before backward() is too late. Ranks drift apart.",
         example="with model.no_sync():\n    loss = f(model(x))\nloss.backward()",
         fix="Run both forward and backward of the last micro-batch of a window outside no_sync().",
         source="torch.nn.parallel.DistributedDataParallel.no_sync",

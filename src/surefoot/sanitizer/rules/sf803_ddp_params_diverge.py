@@ -21,10 +21,10 @@ class DdpParamsDiverge(Rule):
         slug="ddp-params-diverge",
         certainty=Certainty.PROOF,
         title="Ranks hold different weights although they share gradients.",
-        observes="Digests of weights and gradients at sampled updates, across ranks: weights that differ"
-        " where gradients are equal. Quiet for sharded parameters.",
-        why="The averaged gradient belongs to none of the models: each rank moves from another start,"
-        " and only one of them is saved.",
+        observes="Digests of weights and gradients at sampled updates, across ranks: weights that"
+        " differ where gradients are equal. Quiet for sharded parameters.",
+        why="The averaged gradient belongs to none of the models: each rank moves from another"
+        " start, and only one of them is saved.",
         example="torch.manual_seed(rank)\nmodel = Net()  # and gradients averaged by all_reduce",
         fix="Broadcast the weights of rank 0 before training, or use DistributedDataParallel.",
         source="torch.nn.parallel.DistributedDataParallel (weights are broadcast at construction)",
