@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from surefoot.sanitizer import events as ev
+from surefoot.sanitizer.frames import Site
 from surefoot.sanitizer.state import OptimizerState
 from surefoot.sanitizer.trace import Trace
 
@@ -37,7 +38,7 @@ class Checksums:
         """Whether this process takes part in data parallelism."""
         self.wrapped_forwards = 0
         self.unsynced_forwards = 0
-        self.places: dict[int, tuple[str, int, str]] = {}
+        self.places: dict[int, Site] = {}
 
     def wrapped(self) -> None:
         self.replicates = True
@@ -55,7 +56,7 @@ class Checksums:
         if self._watched(event.optimizer, event.optimizer.steps + 1):
             kept = self.gradients.setdefault(event.optimizer.key, {})
             kept[event.optimizer.steps + 1] = self._digest(event.optimizer, gradients=True)
-            self.places[event.optimizer.key] = tuple(event.site)
+            self.places[event.optimizer.key] = event.site
 
     def step_end(self, event: ev.StepEnd) -> None:
         if self._watched(event.optimizer, event.optimizer.steps):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -25,14 +25,17 @@ class Leaf:
     version: int
     pointer: int
     first_update: int
-    last_update: int
     site: Site
-    seen: int = 1
-    moved: bool = False
-    held: bool = False
+    last_update: int = field(init=False)
+    seen: int = field(default=1, init=False)
+    moved: bool = field(default=False, init=False)
+    held: bool = field(default=False, init=False)
     """Whether an optimizer came to hold it."""
-    marked: bool = False
+    marked: bool = field(default=False, init=False)
     """What the rule that watches wants to remember of it."""
+
+    def __post_init__(self) -> None:
+        self.last_update = self.first_update
 
 
 class Leaves:
@@ -77,7 +80,6 @@ class Leaves:
             version=tensor._version,
             pointer=tensor.data_ptr(),
             first_update=self.trace.updates,
-            last_update=self.trace.updates,
             site=site,
         )
 

@@ -21,7 +21,8 @@ class DdpGradsUnsynced(Rule):
         slug="ddp-grads-unsynced",
         certainty=Certainty.PROOF,
         title="Ranks step with gradients that were not averaged.",
-        observes="Digests of the gradients at sampled updates, compared across ranks that wrap a model"
+        observes="Digests of the gradients at sampled updates, compared across ranks that wrap"
+        " a model"
         " in DistributedDataParallel or reduce gradients by hand. Quiet for sharded parameters and"
         " for ranks that keep gradients to themselves on purpose.",
         why="Each rank trains its own model on its own data; what is saved is the model of rank 0,"

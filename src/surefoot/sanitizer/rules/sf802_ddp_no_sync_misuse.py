@@ -22,7 +22,8 @@ class DdpNoSyncMisuse(Rule):
         certainty=Certainty.PROOF,
         title="no_sync() covers every forward, so gradients are never averaged.",
         observes="Forwards of DistributedDataParallel with gradient synchronisation off, for nearly"
-        " all of them, and gradients that differ across ranks when the optimizer steps. Quiet where the"
+        " all of them, and gradients that differ across ranks when the optimizer steps. Quiet"
+        " where the"
         " last forward of each window is outside.",
         why="Whether a backward pass reduces is decided in the forward pass: leaving no_sync()"
         " before backward() is too late. Ranks drift apart.",
