@@ -35,12 +35,13 @@ class TargetNotDetached(Rule):
 
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace)
-        self.verdicts = Verdicts()
+        self.calls = Verdicts()
+        self.graphs = Verdicts()
 
     def on_loss_called(self, event: ev.LossCalled) -> None:
         if event.name in REGRESSION and event.grad_enabled and look_now(event.call):
             sides = event.input.grad_fn, event.target.grad_fn
-            self.verdicts.add(event.site, _bootstraps(*sides))
+            self.calls.add(event.site, _bootstraps(*sides))
 
     def on_backward_begin(self, event: ev.BackwardBegin) -> None:
         if not event.walk or not event.roots:
@@ -49,10 +50,10 @@ class TargetNotDetached(Rule):
         for node in graph.nodes(event.roots[0].grad_fn, 500):
             if graph.kind(node) == "Sub" and len(node.next_functions) == 2:
                 found = found or _bootstraps(*(parent for parent, _ in node.next_functions))
-        self.verdicts.add(event.site, found)
+        self.graphs.add(event.site, found)
 
     def findings(self) -> Iterable[Finding]:
-        for site, count in self.verdicts.always():
+        for site, count in self.calls.always() or self.graphs.always():
             yield self.report(
                 "Prediction and target of this loss depend on the same parameters, and the target"
                 f" has the form reward + factor × value, in all {count} calls looked at.",

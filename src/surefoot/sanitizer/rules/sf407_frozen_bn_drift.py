@@ -38,6 +38,8 @@ class FrozenBnDrift(Rule):
         self.counts: dict[int, int] = defaultdict(int)
         self.sites: dict[int, tuple[Site, str, str]] = {}
         self.updates: dict[int, set[int]] = defaultdict(set)
+        self.versions: dict[int, int] = {}
+        self.moving: set[int] = set()
 
     def on_batch_norm_called(self, event: ev.BatchNormCalled) -> None:
         layer = event.module
@@ -51,6 +53,10 @@ class FrozenBnDrift(Rule):
             return
         key = self.trace.module_key(layer)
         self.counts[key] += 1
+        version = sum(p._version for p in layer.parameters())
+        if self.versions.setdefault(key, version) != version:
+            # An averaged copy: its weights are not frozen, and its statistics follow them.
+            self.moving.add(key)
         if len(self.updates[key]) < LEAST:
             self.updates[key].add(self.trace.updates)
         if key not in self.sites:
@@ -58,7 +64,9 @@ class FrozenBnDrift(Rule):
             self.sites[key] = event.site, name, type(event.root).__name__
 
     def findings(self) -> Iterable[Finding]:
-        drifting = [key for key in self.counts if len(self.updates[key]) >= LEAST]
+        drifting = [
+            key for key in self.counts if len(self.updates[key]) >= LEAST and key not in self.moving
+        ]
         if not drifting:
             return
         names = [self.sites[key][1] or "a BatchNorm layer" for key in drifting]

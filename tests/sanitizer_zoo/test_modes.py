@@ -1,0 +1,364 @@
+"""Modes and normalisation: bugs of two styles each, and near-misses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sanitizer_zoo.zoo import check_bug, check_clean
+
+MODES = """
+import copy
+net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
+opt = torch.optim.SGD(net.parameters(), lr=0.05)
+def train(n=6, m=None):
+    for xb, yb in batches(n):
+        opt.zero_grad(); F.cross_entropy((m or net)(xb), yb).backward(); opt.step()
+def measure(m=None):
+    return sum(F.cross_entropy((m or net)(xb), yb).item() for xb, yb in batches(4))
+"""
+
+BUGS = [
+    (
+        "train-in-eval-mode",
+        """
+net.train()
+for epoch in range(3):
+    train(); net.eval()
+    with torch.no_grad(): measure()
+""",
+    ),
+    (
+        "train-in-eval-mode",
+        """
+train(4)
+net.train(False)
+print(measure_later := None)
+train(8)
+""",
+    ),
+    (
+        "eval-in-train-mode",
+        """
+for epoch in range(3):
+    net.train(); train(8)
+    with torch.no_grad(): measure()
+""",
+    ),
+    (
+        "eval-in-train-mode",
+        """
+@torch.inference_mode()
+def validate(): return measure()
+train(12); validate()
+""",
+    ),
+    (
+        "eval-with-grad",
+        """
+for epoch in range(3):
+    net.train(); train(); net.eval(); measure()
+""",
+    ),
+    (
+        "eval-with-grad",
+        """
+train(8)
+best = net.eval()
+scores = [best(xb).argmax(1).eq(yb).float().mean() for xb, yb in batches(6)]
+""",
+    ),
+    (
+        "dropout-in-eval",
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(6, 3)
+    def forward(self, v): return self.fc(F.dropout(v, 0.5))
+net = Net(); opt = torch.optim.SGD(net.parameters(), lr=0.1)
+train(); net.eval()
+with torch.no_grad(): measure()
+""",
+    ),
+    (
+        "dropout-in-eval",
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.extras = nn.Linear(6, 3), [nn.Dropout(0.3)]
+    def forward(self, v):
+        for extra in self.extras: v = extra(v)
+        return self.fc(v)
+net = Net(); opt = torch.optim.SGD(net.parameters(), lr=0.1)
+train(); net.eval()
+with torch.no_grad(): measure()
+""",
+    ),
+    (
+        "teacher-in-train-mode",
+        """
+teacher = copy.deepcopy(net)
+for xb, yb in batches(10):
+    with torch.no_grad(): goal = teacher(xb).softmax(1)
+    opt.zero_grad(); F.l1_loss(net(xb).softmax(1), goal).backward(); opt.step()
+""",
+    ),
+    (
+        "teacher-in-train-mode",
+        """
+teacher = copy.deepcopy(net).requires_grad_(False)
+for xb, _ in batches(10):
+    opt.zero_grad(); F.mse_loss(net(xb), teacher(xb)).backward(); opt.step()
+""",
+    ),
+    (
+        "target-not-detached",
+        """
+q = nn.Linear(6, 2); opt = torch.optim.SGD(q.parameters(), lr=0.1)
+for xb, yb in batches(8):
+    goal = yb + 0.9 * q(xb + 1).max(1).values
+    opt.zero_grad(); F.mse_loss(q(xb)[:, 0], goal).backward(); opt.step()
+""",
+    ),
+    (
+        "target-not-detached",
+        """
+v = nn.Linear(6, 1); opt = torch.optim.SGD(v.parameters(), lr=0.1)
+for xb, yb in batches(8):
+    error = yb.float() + 0.9 * v(xb.flip(0)).squeeze(1) - v(xb).squeeze(1)
+    opt.zero_grad(); (error ** 2).mean().backward(); opt.step()
+""",
+    ),
+    (
+        "frozen-bn-drift",
+        """
+net[0].requires_grad_(False); net[1].requires_grad_(False)
+opt = torch.optim.SGD(net[4].parameters(), lr=0.1)
+train()
+""",
+    ),
+    (
+        "frozen-bn-drift",
+        """
+body = nn.Sequential(net[0], net[1])
+for p in body.parameters(): p.requires_grad = False
+head = nn.Linear(8, 3); opt = torch.optim.Adam(head.parameters())
+train(8, nn.Sequential(body, head))
+""",
+    ),
+    (
+        "bn-batch-of-one",
+        """
+from torch.utils.data import DataLoader, TensorDataset
+net = nn.Sequential(nn.Conv1d(2, 4, 2), nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(8, 3))
+opt = torch.optim.SGD(net.parameters(), lr=0.05)
+loader = DataLoader(TensorDataset(x[:33].view(33, 2, 3), y[:33]), 8, shuffle=True)
+for epoch in range(2):
+    for xb, yb in loader:
+        opt.zero_grad(); F.cross_entropy(net(xb), yb).backward(); opt.step()
+""",
+    ),
+    (
+        "bn-batch-of-one",
+        """
+net = nn.Sequential(nn.Conv1d(2, 4, 2), nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(8, 3))
+opt = torch.optim.SGD(net.parameters(), lr=0.05)
+for part in torch.randperm(25).split(6):
+    opt.zero_grad()
+    F.cross_entropy(net(x[part].view(-1, 2, 3)), y[part]).backward(); opt.step()
+""",
+    ),
+    (
+        "swa-bn-not-updated",
+        """
+from torch.optim.swa_utils import AveragedModel
+swa = AveragedModel(net)
+for _ in range(3): train(3); swa.update_parameters(net)
+swa.eval()
+with torch.no_grad(): measure(swa)
+""",
+    ),
+    (
+        "swa-bn-not-updated",
+        """
+from torch.optim import swa_utils
+swa = swa_utils.AveragedModel(net)
+train(3); swa.update_parameters(net)
+swa_utils.update_bn(((b[0],) for b in batches(3)), swa)
+train(3); swa.update_parameters(net); swa.eval()
+with torch.no_grad(): measure(swa)
+""",
+    ),
+]
+
+CLEAN = [
+    (
+        "train-in-eval-mode",
+        """
+for epoch in range(3):
+    net.train(); train(); net.eval()
+    with torch.no_grad(): measure()
+""",
+    ),
+    (
+        "train-in-eval-mode",
+        """
+net.train(); net[1].eval()
+train(8)
+""",
+    ),
+    (
+        "eval-in-train-mode",
+        """
+train(8); net.eval()
+for m in net.modules():
+    if isinstance(m, nn.Dropout): m.train()
+with torch.no_grad(): measure()
+""",
+    ),
+    (
+        "eval-in-train-mode",
+        """
+net = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+opt = torch.optim.SGD(net.parameters(), lr=0.05)
+train(8)
+with torch.no_grad(): measure()
+""",
+    ),
+    (
+        "eval-with-grad",
+        """
+train(8); net.eval()
+for xb, yb in batches(4):
+    xb.requires_grad_()
+    torch.autograd.grad(F.cross_entropy(net(xb), yb), xb)
+""",
+    ),
+    (
+        "eval-with-grad",
+        """
+train(8); net.eval()
+with torch.inference_mode(): measure()
+""",
+    ),
+    (
+        "dropout-in-eval",
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(6, 3)
+    def forward(self, v): return self.fc(F.dropout(v, 0.5, self.training))
+net = Net(); opt = torch.optim.SGD(net.parameters(), lr=0.1)
+train(); net.eval()
+with torch.no_grad(): measure()
+""",
+    ),
+    (
+        "dropout-in-eval",
+        """
+train(); net.eval(); net[3].train()
+with torch.no_grad(): measure()
+""",
+    ),
+    (
+        "teacher-in-train-mode",
+        """
+teacher = copy.deepcopy(net).eval()
+for xb, _ in batches(10):
+    with torch.no_grad(): goal = teacher(xb)
+    opt.zero_grad(); F.mse_loss(net(xb), goal).backward(); opt.step()
+""",
+    ),
+    (
+        "teacher-in-train-mode",
+        """
+teacher = copy.deepcopy(net).requires_grad_(False)
+for xb, _ in batches(10):
+    opt.zero_grad(); F.mse_loss(net(xb), teacher(xb)).backward(); opt.step()
+    with torch.no_grad():
+        for t, p in zip(teacher.parameters(), net.parameters()): t.lerp_(p, 0.1)
+""",
+    ),
+    (
+        "target-not-detached",
+        """
+q = nn.Linear(6, 2); opt = torch.optim.SGD(q.parameters(), lr=0.1)
+for xb, yb in batches(8):
+    goal = (yb + 0.9 * q(xb + 1).max(1).values).detach()
+    opt.zero_grad(); F.mse_loss(q(xb)[:, 0], goal).backward(); opt.step()
+""",
+    ),
+    (
+        "target-not-detached",
+        """
+for xb, yb in batches(8):
+    opt.zero_grad()
+    one, two = net(xb), net(xb)  # two masks: a consistency loss
+    (F.cross_entropy(one, yb) + F.mse_loss(one, two)).backward(); opt.step()
+""",
+    ),
+    (
+        "frozen-bn-drift",
+        """
+net[0].requires_grad_(False); net[1].requires_grad_(False)
+opt = torch.optim.SGD(net[4].parameters(), lr=0.1)
+net[1].eval(); train()
+""",
+    ),
+    (
+        "frozen-bn-drift",
+        """
+net[1] = nn.BatchNorm1d(8, affine=False)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+train()
+""",
+    ),
+    (
+        "bn-batch-of-one",
+        """
+for part in torch.randperm(25)[:24].split(6):
+    opt.zero_grad(); F.cross_entropy(net(x[part]), y[part]).backward(); opt.step()
+""",
+    ),
+    (
+        "bn-batch-of-one",
+        """
+train(); net.eval()
+with torch.no_grad(): net(x[:1])
+""",
+    ),
+    (
+        "swa-bn-not-updated",
+        """
+from torch.optim.swa_utils import AveragedModel, update_bn
+swa = AveragedModel(net)
+for _ in range(3): train(3); swa.update_parameters(net)
+update_bn(((b[0],) for b in batches(3)), swa); swa.eval()
+with torch.no_grad(): measure(swa)
+""",
+    ),
+    (
+        "swa-bn-not-updated",
+        """
+from torch.optim.swa_utils import AveragedModel
+swa = AveragedModel(net, use_buffers=True)
+for _ in range(3): train(3); swa.update_parameters(net)
+swa.eval()
+with torch.no_grad(): measure(swa)
+""",
+    ),
+]
+
+
+@pytest.mark.parametrize(("slug", "source"), BUGS)
+def test_bug_is_found(tmp_path: Path, slug: str, source: str) -> None:
+    check_bug(tmp_path, slug, MODES + source)
+
+
+@pytest.mark.parametrize(("slug", "source"), CLEAN)
+def test_near_miss_is_quiet(tmp_path: Path, slug: str, source: str) -> None:
+    check_clean(tmp_path, slug, MODES + source)
