@@ -296,6 +296,11 @@ class Seeded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPutBack(Event):
+    """The state of torch's global random stream was set, as `fork_rng` does at its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Saved(Event):
     """`torch.save` has run."""
 

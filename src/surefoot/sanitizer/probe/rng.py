@@ -1,4 +1,4 @@
-"""Observes that global random streams are seeded. Reads and draws nothing."""
+"""Observes that global random streams are seeded or put back. Reads and draws nothing."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ def attach(patches: Patches) -> None:
     trace = patches.trace
     patches.around(torch, "manual_seed", _around(trace, "torch"), rebind=True)
     patches.around(torch.random, "manual_seed", _around(trace, "torch"))
+    patches.around(torch, "set_rng_state", _put_back(trace), rebind=True)
+    patches.around(torch.random, "set_rng_state", _put_back(trace))
     patches.set(random, "seed", _forward(trace, "random", random.seed))
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -35,6 +37,15 @@ def _around(trace: Trace, library: str) -> Any:
     return seed
 
 
+def _put_back(trace: Trace) -> Any:
+    def put_back(original: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        trace.safely(_was_put_back, trace)
+        return result
+
+    return put_back
+
+
 def _forward(trace: Trace, library: str, original: Any) -> Any:
     # `random.seed` and `numpy.random.seed` are bound methods: no attribute to wrap in place.
     def seed(*args: Any, **kwargs: Any) -> Any:
@@ -48,3 +59,7 @@ def _forward(trace: Trace, library: str, original: Any) -> Any:
 def _seeded(trace: Trace, library: str, seed: object) -> None:
     if get_worker_info() is None:
         trace.emit(ev.Seeded(seq=trace.tick(), site=user_site(3), library=library, seed=seed))
+
+
+def _was_put_back(trace: Trace) -> None:
+    trace.emit(ev.StreamPutBack(seq=trace.tick(), site=user_site(3)))

@@ -29,7 +29,8 @@ class DataWorkerDuplicates(Rule):
         certainty=Certainty.PROOF,
         title="Each worker of an IterableDataset yields the same samples.",
         observes="Samples of one pass over a DataLoader with several workers and an"
-        " IterableDataset: nearly all occur as often as there are workers. Quiet for sampling"
+        " IterableDataset: nearly all came from every worker, and equally often. Quiet for"
+        " streams that repeat samples inside a worker's own part (oversampling) and for sampling"
         " with replacement, which gives uneven counts.",
         why="An epoch holds every sample several times, next to each other, and is as many times"
         " as long.",
@@ -41,21 +42,30 @@ class DataWorkerDuplicates(Rule):
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace)
         self.workers: dict[int, int] = {}
-        self.samples: dict[int, Counter[int]] = defaultdict(Counter)
+        self.samples: dict[int, list[Counter[int]]] = {}
+        """For each loader the samples of this pass, by the worker that gave them."""
+        self.fetched: dict[int, int] = defaultdict(int)
         self.sites: dict[int, Site] = {}
         self.found: dict[int, tuple[int, int]] = {}
 
     def on_loader_started(self, event: ev.LoaderStarted) -> None:
         loader = event.owner
         if isinstance(loader.dataset, IterableDataset) and loader.num_workers > 1:
-            self.workers[event.loader.key] = loader.num_workers
-            self.sites[event.loader.key] = event.site
-            self._judge(event.loader.key)
-            self.samples[event.loader.key].clear()
+            key = event.loader.key
+            self.workers[key] = loader.num_workers
+            self.sites[key] = event.site
+            self._judge(key)
+            self.samples[key] = [Counter() for _ in range(loader.num_workers)]
+            self.fetched[key] = 0
 
     def on_batch_fetched(self, event: ev.BatchFetched) -> None:
         key = event.loader.key
-        if key not in self.workers or self.samples[key].total() >= MOST_SAMPLES:
+        if key not in self.workers:
+            return
+        # A loader asks its workers in turn, and gives their batches in that order.
+        counts = self.samples[key][self.fetched[key] % self.workers[key]]
+        self.fetched[key] += 1
+        if counts.total() >= MOST_SAMPLES // self.workers[key]:
             return
         tensor = next(graph.tensors_in(event.batch), None)
         if tensor is None or tensor.dim() == 0:
@@ -63,19 +73,20 @@ class DataWorkerDuplicates(Rule):
         digests = fingerprints.of_rows(tensor)
         if not digests and tensor.dim() == 1 and tensor.device.type == "cpu":
             digests = [hash(value) for value in tensor.tolist()]
-        self.samples[key].update(digests)
+        counts.update(digests)
 
     def on_run_ended(self, event: ev.RunEnded) -> None:
         for key in self.workers:
             self._judge(key)
 
     def _judge(self, key: int) -> None:
-        counts, workers = self.samples[key], self.workers[key]
-        if len(counts) < LEAST_SAMPLES:
+        parts = self.samples.get(key, [])
+        distinct = set().union(*parts)
+        if len(distinct) < LEAST_SAMPLES:
             return
-        often = sum(1 for count in counts.values() if count % workers == 0)
-        if often >= SHARE * len(counts):
-            self.found[key] = counts.total(), len(counts)
+        equal = sum(1 for sample in distinct if len({part[sample] for part in parts}) == 1)
+        if equal >= SHARE * len(distinct):
+            self.found[key] = sum(part.total() for part in parts), len(distinct)
 
     def findings(self) -> Iterable[Finding]:
         for key, (total, distinct) in self.found.items():

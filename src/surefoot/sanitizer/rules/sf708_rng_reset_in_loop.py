@@ -53,6 +53,9 @@ class RngResetInLoop(Rule):
         if event.library == "torch" and self.trace.training_began:
             self.pending = event.site, event.seed
 
+    def on_stream_put_back(self, event: ev.StreamPutBack) -> None:
+        self.pending = None
+
     def on_forward_end(self, event: ev.ForwardEnd) -> None:
         if self.pending is None or not event.grad_enabled or not event.training:
             return
