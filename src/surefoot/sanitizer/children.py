@@ -36,7 +36,7 @@ class AuditedTarget:
         finally:
             summary = watch.summary()
             if watch.trace.updates or watch.findings:
-                if "RANK" not in os.environ:
+                if "RANK" not in os.environ and watch.trace.rank is None:
                     summary.rank = _rank_seen(args, self.folder)
                 write_report(summary, Path(self.folder))
 

@@ -345,14 +345,30 @@ class ParallelWrapped(Event):
     """A module was wrapped in DistributedDataParallel."""
 
     wrapper: nn.Module
+    ranks: tuple[int, ...]
+    """Ranks of the group that shares its gradients."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelForward(Event):
+    """A module wrapped in DistributedDataParallel is called with gradients enabled."""
+
+    wrapper: nn.Module
+    synchronises: bool
+    """Whether the backward pass of this call will reduce gradients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective(Event):
-    """A collective of torch.distributed ran on a gradient or a parameter."""
+    """A collective of torch.distributed ran."""
 
     name: str
     on_gradient: bool
+    """Whether on a gradient, or on all gradients of an optimizer in one flat tensor."""
+    on_weight: bool
+    """The same for weights."""
+    ranks: tuple[int, ...]
+    """Ranks of its group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

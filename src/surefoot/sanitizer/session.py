@@ -113,8 +113,9 @@ class Audit:
                 continue
             if value is not None:
                 facts[rule.info.code] = value
+        rank = self.trace.rank
         return Summary(
-            rank=int(os.environ.get("RANK", "0") or 0),
+            rank=int(os.environ.get("RANK", "0") or 0) if rank is None else rank,
             outcome=self.outcome,
             updates=self.trace.updates,
             findings=self.findings,

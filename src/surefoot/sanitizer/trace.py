@@ -53,6 +53,8 @@ class Trace:
         self.max_updates = max_updates
         self.active = True
         self.busy = False
+        self.rank: int | None = None
+        """Rank in the default process group; None until there is one."""
         self.optimizers: Table[torch.optim.Optimizer, OptimizerState] = Table()
         self.parameters: Table[torch.Tensor, ParameterState] = Table()
         self.schedulers: Table[Any, SchedulerState] = Table()

@@ -6,107 +6,254 @@ No communication: each rank writes down its own, and the audit compares them at 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from surefoot.core.finding import Finding
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.frames import Site
+from surefoot.sanitizer.frames import NOWHERE, Site
+from surefoot.sanitizer.rules.base import Rule
 from surefoot.sanitizer.state import OptimizerState
 from surefoot.sanitizer.trace import Trace
 
-FIRST = 6
+FIRST = 10
 SAMPLE = 64
 LEAST_UPDATES = 2
+MOST_PARAMETERS = 256
+ZERO = "zero"
 
 
 def sampled(n: int) -> bool:
     """Whether update `n` (from 1) is one of those whose digests are taken."""
-    return n <= FIRST or n & (n - 1) == 0
+    return n <= FIRST or n & (n - 1) == 0 or (n - 1) & (n - 2) == 0
 
 
-class Checksums:
-    """Digests of one rank, for rules that hand on the events."""
+class OptimizerSums:
+    """What one rank notes of one optimizer."""
 
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
-        self.gradients: dict[int, dict[int, str]] = {}
-        self.weights: dict[int, dict[int, str]] = {}
-        self.replicates = False
-        """Whether this process takes part in data parallelism."""
-        self.wrapped_forwards = 0
-        self.unsynced_forwards = 0
-        self.places: dict[int, Site] = {}
+    def __init__(self) -> None:
+        self.place: Site = NOWHERE
+        self.gradients: dict[int, dict[str, str]] = {}
+        self.weights: dict[int, dict[str, str]] = {}
+        """As each sampled update found them."""
+        self.windows = 0
+        """Updates with a forward of a wrapped module since the update before."""
+        self.unsynced = 0
+        """Those of them whose last such forward had synchronisation off."""
 
-    def wrapped(self) -> None:
-        self.replicates = True
-
-    def collective(self, event: ev.Collective) -> None:
-        self.replicates = self.replicates or event.on_gradient
-
-    def forward(self, event: ev.ForwardEnd) -> None:
-        wants_sync = getattr(event.module, "require_backward_grad_sync", None)
-        if wants_sync is not None and event.grad_enabled:
-            self.wrapped_forwards += 1
-            self.unsynced_forwards += not wants_sync
-
-    def step_begin(self, event: ev.StepBegin) -> None:
-        if self._watched(event.optimizer, event.optimizer.steps + 1):
-            kept = self.gradients.setdefault(event.optimizer.key, {})
-            kept[event.optimizer.steps + 1] = self._digest(event.optimizer, gradients=True)
-            self.places[event.optimizer.key] = event.site
-
-    def step_end(self, event: ev.StepEnd) -> None:
-        if self._watched(event.optimizer, event.optimizer.steps):
-            kept = self.weights.setdefault(event.optimizer.key, {})
-            kept[event.optimizer.steps] = self._digest(event.optimizer, gradients=False)
-
-    def _watched(self, optimizer: OptimizerState, n: int) -> bool:
-        return sampled(n) and dist.is_available() and dist.is_initialized()
-
-    def _digest(self, optimizer: OptimizerState, *, gradients: bool) -> str:
-        digest = hashlib.blake2b(digest_size=8)
-        for state in optimizer.parameters:
-            tensor = state.ref()
-            value = tensor if tensor is None or not gradients else tensor.grad
-            if value is None or type(value) not in (torch.Tensor, torch.nn.Parameter):
-                # Shards (DTensor) differ by design.
-                continue
-            flat = value.detach().reshape(-1) if not value.is_sparse else value.coalesce().values()
-            flat = flat.reshape(-1)
-            sample = flat[:: max(1, flat.numel() // SAMPLE)][:SAMPLE].float().cpu()
-            digest.update(sample.contiguous().numpy().tobytes())
-        return digest.hexdigest()
-
-    def facts(self) -> Any:
-        if not self.replicates or not self.gradients:
-            return None
+    def facts(self) -> dict[str, Any]:
         return {
-            "gradients": {
-                str(k): {str(n): d for n, d in v.items()} for k, v in self.gradients.items()
-            },
-            "weights": {str(k): {str(n): d for n, d in v.items()} for k, v in self.weights.items()},
-            "places": {str(k): list(place) for k, place in self.places.items()},
-            "forwards": self.wrapped_forwards,
-            "unsynced": self.unsynced_forwards,
+            "place": list(self.place),
+            "gradients": {str(n): table for n, table in self.gradients.items()},
+            "weights": {str(n): table for n, table in self.weights.items()},
+            "windows": self.windows,
+            "unsynced": self.unsynced,
         }
 
 
-def differing(facts: Mapping[int, Any], kind: str) -> dict[str, tuple[int, int]]:
-    """Per optimizer: at how many of the sampled updates the ranks' digests differ."""
-    found = {}
-    for key in set.intersection(*(set(f[kind]) for f in facts.values())):
-        tables = [f[kind][key] for f in facts.values()]
-        common = set.intersection(*(set(table) for table in tables))
-        apart = sum(1 for n in common if len({table[n] for table in tables}) > 1)
-        found[key] = apart, len(common)
-    return found
+class Checksums:
+    """Digests of one rank."""
+
+    def __init__(self) -> None:
+        self.optimizers: dict[int, OptimizerSums] = {}
+        self.group: tuple[int, ...] = ()
+        """Ranks that share gradients with this one; empty where nobody does."""
+        self.averages_weights = False
+        self.wrapper_of: dict[int, int] = {}
+        self.synchronised: dict[int, bool] = {}
+        """Whether the latest forward of each wrapper will reduce, since the last update."""
+        self._taken: set[str] = set()
+
+    def once(self, kind: str, seq: int) -> bool:
+        """True for the first of the rules that hand on one event."""
+        key = f"{kind} {seq}"
+        if key in self._taken:
+            return False
+        self._taken = {key}
+        return True
+
+    def share(self, ranks: tuple[int, ...]) -> None:
+        """Gradients are shared among `ranks`; of several groups the largest is looked at."""
+        if len(ranks) > len(self.group):
+            self.group = ranks
+
+    def step(self, trace: Trace, optimizer: OptimizerState, site: Site) -> None:
+        if not (dist.is_available() and dist.is_initialized()):
+            return
+        sums = self.optimizers.setdefault(optimizer.key, OptimizerSums())
+        wrappers = {self.wrapper_of.get(id(state.ref())) for state in optimizer.parameters[:32]}
+        called = [self.synchronised.pop(w) for w in wrappers if w in self.synchronised]
+        sums.windows += bool(called)
+        sums.unsynced += bool(called) and not all(called)
+        n = optimizer.steps + 1
+        if sampled(n):
+            sums.place = site
+            sums.gradients[n], sums.weights[n] = _digests(trace, optimizer)
+
+    def facts(self) -> Any:
+        if len(self.group) < 2 or not self.optimizers:
+            return None
+        return {
+            "group": list(self.group),
+            "averages_weights": self.averages_weights,
+            "optimizers": {str(key): sums.facts() for key, sums in self.optimizers.items()},
+        }
 
 
-def unsynced(facts: Mapping[int, Any]) -> bool:
-    """Whether nearly every wrapped forward ran with gradient synchronisation off."""
-    forwards = sum(f["forwards"] for f in facts.values())
-    off = sum(f["unsynced"] for f in facts.values())
-    return forwards > 0 and off >= 0.9 * forwards
+def _digests(trace: Trace, optimizer: OptimizerState) -> tuple[dict[str, str], dict[str, str]]:
+    gradients, weights = {}, {}
+    count: Counter[str] = Counter()
+    stride = max(1, len(optimizer.parameters) // MOST_PARAMETERS)
+    for state in optimizer.parameters[::stride]:
+        tensor = state.ref()
+        # Shards (DTensor, flat parameters) differ by design.
+        if tensor is None or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            continue
+        name = trace.name(tensor)
+        count[name] += 1
+        if count[name] > 1:
+            name = f"{name} ({count[name]})"
+        weights[name] = _digest(tensor)
+        if tensor.grad is not None:
+            gradients[name] = _digest(tensor.grad)
+    return gradients, weights
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    value = tensor.detach()
+    flat = (value.coalesce().values() if value.is_sparse else value).reshape(-1)
+    sample = flat[:: max(1, flat.numel() // SAMPLE)][:SAMPLE]
+    if sample.is_complex():
+        sample = torch.view_as_real(sample)
+    plain = sample.cpu().to(torch.float64)
+    if not bool(plain.any()):
+        return ZERO
+    content = repr(tuple(tensor.shape)).encode() + plain.contiguous().numpy().tobytes()
+    return hashlib.blake2b(content, digest_size=6).hexdigest()
+
+
+_of_trace: weakref.WeakKeyDictionary[Trace, Checksums] = weakref.WeakKeyDictionary()
+
+
+class RankRule(Rule):
+    """A rule that judges the digests of all ranks."""
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(trace)
+        # Digests are taken once, however many rules look at them.
+        self.sums = _of_trace.setdefault(trace, Checksums())
+
+    def on_parallel_wrapped(self, event: ev.ParallelWrapped) -> None:
+        self.sums.share(event.ranks)
+        key = self.trace.module_key(event.wrapper)
+        for tensor in event.wrapper.parameters():
+            self.sums.wrapper_of[id(tensor)] = key
+
+    def on_parallel_forward(self, event: ev.ParallelForward) -> None:
+        self.sums.synchronised[self.trace.module_key(event.wrapper)] = event.synchronises
+
+    def on_collective(self, event: ev.Collective) -> None:
+        if event.on_gradient:
+            self.sums.share(event.ranks)
+        if event.on_weight and event.name == "all_reduce" and self.trace.updates:
+            self.sums.averages_weights = True
+
+    def on_step_begin(self, event: ev.StepBegin) -> None:
+        if self.sums.once("step", event.seq):
+            self.sums.step(self.trace, event.optimizer, event.site)
+
+    def facts(self) -> Any:
+        return self.sums.facts()
+
+    def findings(self) -> Iterable[Finding]:
+        return ()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One optimizer, on the ranks that share gradients."""
+
+    ranks: tuple[int, ...]
+    place: Site
+    seen: int
+    """Updates sampled on all of them."""
+    shared: frozenset[str]
+    """Parameters that have gradients on all of them."""
+    unequal: frozenset[str]
+    """Parameters whose gradients differ at most of those updates."""
+    apart: frozenset[str]
+    """Parameters whose weights differ at most of those updates."""
+    began_apart: frozenset[str]
+    """Parameters whose weights differed at the first of those updates."""
+    always_zero: frozenset[str]
+    """Parameters whose sampled gradients were zero everywhere."""
+    windows: int
+    unsynced: int
+    averages_weights: bool
+
+    @property
+    def never_synchronises(self) -> bool:
+        """Whether nearly every window ended with synchronisation off."""
+        return self.windows > 0 and self.unsynced >= 0.9 * self.windows
+
+    @property
+    def evidence(self) -> dict[str, object]:
+        return {"sampled": self.seen, "ranks": list(self.ranks)}
+
+
+def teams(facts: Mapping[int, Any]) -> Iterator[dict[int, Any]]:
+    """Ranks that share gradients with each other and told their facts."""
+    by_group: dict[tuple[int, ...], dict[int, Any]] = {}
+    for rank, told in sorted(facts.items()):
+        by_group.setdefault(tuple(told["group"]), {})[rank] = told
+    yield from (team for team in by_group.values() if len(team) > 1)
+
+
+def comparisons(facts: Mapping[int, Any]) -> Iterator[list[Comparison]]:
+    """For each team, its optimizers."""
+    for team in teams(facts):
+        keys = set.intersection(*(set(told["optimizers"]) for told in team.values()))
+        found = [_compare(team, key) for key in sorted(keys)]
+        yield [comparison for comparison in found if comparison.seen >= LEAST_UPDATES]
+
+
+def _compare(team: Mapping[int, Any], key: str) -> Comparison:
+    sums = [told["optimizers"][key] for told in team.values()]
+    updates = sorted(set.intersection(*(set(s["gradients"]) for s in sums)), key=int)
+    gradients = [[s["gradients"][n] for s in sums] for n in updates]
+    weights = [[s["weights"][n] for s in sums] for n in updates]
+    shared, zero = Counter[str](), Counter[str]()
+    for tables in gradients:
+        for name in set.intersection(*map(set, tables)):
+            shared[name] += 1
+            zero[name] += {table[name] for table in tables} == {ZERO}
+    return Comparison(
+        ranks=tuple(team),
+        place=Site(*sums[0]["place"]),
+        seen=len(updates),
+        shared=frozenset(shared),
+        unequal=_mostly_unequal(gradients),
+        apart=_mostly_unequal(weights),
+        began_apart=frozenset(_unequal(weights[0])) if weights else frozenset(),
+        always_zero=frozenset(name for name in shared if zero[name] == shared[name]),
+        windows=sum(s["windows"] for s in sums),
+        unsynced=sum(s["unsynced"] for s in sums),
+        averages_weights=any(told["averages_weights"] for told in team.values()),
+    )
+
+
+def _unequal(tables: list[dict[str, str]]) -> set[str]:
+    names = set.intersection(*map(set, tables))
+    return {name for name in names if len({table[name] for table in tables}) > 1}
+
+
+def _mostly_unequal(updates: list[list[dict[str, str]]]) -> frozenset[str]:
+    counts = Counter(name for tables in updates for name in _unequal(tables))
+    least = max(LEAST_UPDATES, 0.5 * len(updates))
+    return frozenset(name for name, count in counts.items() if count >= least)

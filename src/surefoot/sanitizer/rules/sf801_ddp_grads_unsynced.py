@@ -6,14 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from surefoot.core.finding import Certainty, Finding
-from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.frames import Site
-from surefoot.sanitizer.rules.base import Rule, RuleInfo, share
-from surefoot.sanitizer.rules.checksums import LEAST_UPDATES, Checksums, differing, unsynced
-from surefoot.sanitizer.trace import Trace
+from surefoot.sanitizer.rules.base import RuleInfo
+from surefoot.sanitizer.rules.checksums import Comparison, RankRule, comparisons
 
 
-class DdpGradsUnsynced(Rule):
+class DdpGradsUnsynced(RankRule):
     """Gradient checksums differ across ranks at S."""
 
     info = RuleInfo(
@@ -21,10 +18,10 @@ class DdpGradsUnsynced(Rule):
         slug="ddp-grads-unsynced",
         certainty=Certainty.PROOF,
         title="Ranks step with gradients that were not averaged.",
-        observes="Digests of the gradients at sampled updates, compared across ranks that wrap"
-        " a model"
-        " in DistributedDataParallel or reduce gradients by hand. Quiet for sharded parameters and"
-        " for ranks that keep gradients to themselves on purpose.",
+        observes="Digests of the gradients at sampled updates, compared across ranks that wrap a"
+        " model in DistributedDataParallel or reduce gradients by hand. A warning where only some"
+        " parameters differ. Quiet for shards and parameters that ranks began with different"
+        " values of, and where the weights themselves are averaged (local SGD).",
         why="Each rank trains its own model on its own data; what is saved is the model of rank 0,"
         " trained on a part of the data.",
         example="loss = compute(model.module(x))  # around DistributedDataParallel",
@@ -32,41 +29,33 @@ class DdpGradsUnsynced(Rule):
         source="torch.nn.parallel.DistributedDataParallel",
     )
 
-    def __init__(self, trace: Trace) -> None:
-        super().__init__(trace)
-        self.sums = Checksums(trace)
-
-    def on_parallel_wrapped(self, event: ev.ParallelWrapped) -> None:
-        self.sums.wrapped()
-
-    def on_collective(self, event: ev.Collective) -> None:
-        self.sums.collective(event)
-
-    def on_forward_end(self, event: ev.ForwardEnd) -> None:
-        self.sums.forward(event)
-
-    def on_step_begin(self, event: ev.StepBegin) -> None:
-        self.sums.step_begin(event)
-
-    def on_step_end(self, event: ev.StepEnd) -> None:
-        self.sums.step_end(event)
-
-    def facts(self) -> Any:
-        return self.sums.facts()
-
-    def findings(self) -> Iterable[Finding]:
-        return ()
-
     @classmethod
     def across(cls, facts: Mapping[int, Any]) -> Iterable[Finding]:
-        if unsynced(facts):
-            return
-        for key, (apart, seen) in differing(facts, "gradients").items():
-            if apart >= LEAST_UPDATES and apart >= 0.5 * seen:
-                place = Site(*next(iter(facts.values()))["places"][key])
-                yield cls.report(
-                    f"At {share(apart, seen)} sampled updates the gradients of ranks"
-                    f" {', '.join(map(str, sorted(facts)))} differ when the optimizer steps.",
-                    place,
-                    evidence={"sampled": seen, "different": apart, "ranks": sorted(facts)},
-                )
+        for team in comparisons(facts):
+            nothing_shared = all(c.shared <= c.unequal | c.always_zero for c in team)
+            for comparison in team:
+                if comparison.never_synchronises or comparison.averages_weights:
+                    continue  # another rule's, or ranks that are brought together later
+                names = comparison.unequal
+                if not nothing_shared:
+                    # A parameter that began apart is a rank's own: a shard, an expert.
+                    names = names - comparison.began_apart
+                    names = names if names & comparison.apart else frozenset()
+                if names:
+                    yield cls._finding(comparison, names, nothing_shared)
+
+    @classmethod
+    def _finding(cls, comparison: Comparison, names: frozenset[str], nothing: bool) -> Finding:
+        ranks = ", ".join(map(str, comparison.ranks))
+        which = "the gradients" if nothing else f"gradients of {len(names)} parameters"
+        return cls.report(
+            f"At most of {comparison.seen} sampled updates {which} of ranks {ranks} differ when"
+            f" the optimizer steps: {', '.join(sorted(names)[:5])}.",
+            comparison.place,
+            certainty=Certainty.PROOF if nothing else Certainty.STRONG,
+            evidence={
+                **comparison.evidence,
+                "different": sorted(names)[:20],
+                "parameters": len(comparison.shared),
+            },
+        )

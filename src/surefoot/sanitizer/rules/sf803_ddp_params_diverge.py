@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from surefoot.core.finding import Certainty, Finding
-from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.frames import Site
-from surefoot.sanitizer.rules.base import Rule, RuleInfo, share
-from surefoot.sanitizer.rules.checksums import LEAST_UPDATES, Checksums, differing
-from surefoot.sanitizer.trace import Trace
+from surefoot.sanitizer.rules.base import RuleInfo
+from surefoot.sanitizer.rules.checksums import RankRule, comparisons
+
+RESTORE = "Restore the same optimizer state, and set the same rates, on every rank."
 
 
-class DdpParamsDiverge(Rule):
+class DdpParamsDiverge(RankRule):
     """Parameter checksums differ across ranks although their gradients are equal."""
 
     info = RuleInfo(
@@ -30,43 +29,31 @@ class DdpParamsDiverge(Rule):
         source="torch.nn.parallel.DistributedDataParallel (weights are broadcast at construction)",
     )
 
-    def __init__(self, trace: Trace) -> None:
-        super().__init__(trace)
-        self.sums = Checksums(trace)
-
-    def on_parallel_wrapped(self, event: ev.ParallelWrapped) -> None:
-        self.sums.wrapped()
-
-    def on_collective(self, event: ev.Collective) -> None:
-        self.sums.collective(event)
-
-    def on_forward_end(self, event: ev.ForwardEnd) -> None:
-        self.sums.forward(event)
-
-    def on_step_begin(self, event: ev.StepBegin) -> None:
-        self.sums.step_begin(event)
-
-    def on_step_end(self, event: ev.StepEnd) -> None:
-        self.sums.step_end(event)
-
-    def facts(self) -> Any:
-        return self.sums.facts()
-
-    def findings(self) -> Iterable[Finding]:
-        return ()
-
     @classmethod
     def across(cls, facts: Mapping[int, Any]) -> Iterable[Finding]:
-        gradients = differing(facts, "gradients")
-        for key, (apart, seen) in differing(facts, "weights").items():
-            if gradients.get(key, (0, 0))[0]:
-                continue  # the gradients are the cause, and another rule's
-            if apart >= LEAST_UPDATES and apart >= 0.5 * seen:
-                first = next(iter(facts.values()))
+        for team in comparisons(facts):
+            for found in team:
+                if found.unequal:
+                    continue  # the gradients are the cause, and another rule's
+                # A gradient of zeros is equal everywhere and tells nothing.
+                names = (found.apart & found.shared) - found.always_zero
+                if not names:
+                    continue
+                began = names <= found.began_apart
+                why = (
+                    "they did not start from the same weights"
+                    if began
+                    else "they started alike, so the optimizers' states or settings differ"
+                )
                 yield cls.report(
-                    f"After {share(apart, seen)} sampled updates the weights of ranks"
-                    f" {', '.join(map(str, sorted(facts)))} differ, although their gradients are"
-                    " equal: they did not start from the same weights.",
-                    Site(*first["places"][key]),
-                    evidence={"sampled": seen, "different": apart, "ranks": sorted(facts)},
+                    f"At most of {found.seen} sampled updates the weights of ranks"
+                    f" {', '.join(map(str, found.ranks))} differ, although their gradients are"
+                    f" equal: {why}.",
+                    found.place,
+                    fix=cls.info.fix if began else RESTORE,
+                    evidence={
+                        **found.evidence,
+                        "different": sorted(names)[:20],
+                        "differed_at_first": began,
+                    },
                 )
