@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
+from abc import ABC
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -141,7 +142,7 @@ def _digest(tensor: torch.Tensor) -> str:
 _of_trace: weakref.WeakKeyDictionary[Trace, Checksums] = weakref.WeakKeyDictionary()
 
 
-class RankRule(Rule):
+class RankRule(Rule, ABC):
     """A rule that judges the digests of all ranks."""
 
     def __init__(self, trace: Trace) -> None:
@@ -191,6 +192,8 @@ class Comparison:
     """Parameters whose weights differ at most of those updates."""
     began_apart: frozenset[str]
     """Parameters whose weights differed at the first of those updates."""
+    reunited: frozenset[str]
+    """Parameters whose weights differed and later were equal again: local SGD."""
     always_zero: frozenset[str]
     """Parameters whose sampled gradients were zero everywhere."""
     windows: int
@@ -241,6 +244,7 @@ def _compare(team: Mapping[int, Any], key: str) -> Comparison:
         unequal=_mostly_unequal(gradients),
         apart=_mostly_unequal(weights),
         began_apart=frozenset(_unequal(weights[0])) if weights else frozenset(),
+        reunited=_reunited(weights),
         always_zero=frozenset(name for name in shared if zero[name] == shared[name]),
         windows=sum(s["windows"] for s in sums),
         unsynced=sum(s["unsynced"] for s in sums),
@@ -257,3 +261,13 @@ def _mostly_unequal(updates: list[list[dict[str, str]]]) -> frozenset[str]:
     counts = Counter(name for tables in updates for name in _unequal(tables))
     least = max(LEAST_UPDATES, 0.5 * len(updates))
     return frozenset(name for name, count in counts.items() if count >= least)
+
+
+def _reunited(updates: list[list[dict[str, str]]]) -> frozenset[str]:
+    apart: set[str] = set()
+    found: set[str] = set()
+    for tables in updates:
+        unequal = _unequal(tables)
+        found |= apart - unequal
+        apart |= unequal
+    return frozenset(found)

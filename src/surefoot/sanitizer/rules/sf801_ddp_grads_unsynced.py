@@ -36,7 +36,7 @@ class DdpGradsUnsynced(RankRule):
             for comparison in team:
                 if comparison.never_synchronises or comparison.averages_weights:
                     continue  # another rule's, or ranks that are brought together later
-                names = comparison.unequal
+                names = comparison.unequal - comparison.reunited
                 if not nothing_shared:
                     # A parameter that began apart is a rank's own: a shard, an expert.
                     names = names - comparison.began_apart

@@ -32,7 +32,8 @@ class DdpNoSyncMisuse(RankRule):
     def across(cls, facts: Mapping[int, Any]) -> Iterable[Finding]:
         for team in comparisons(facts):
             for found in team:
-                if not found.never_synchronises or not found.unequal or found.averages_weights:
+                names = found.unequal - found.reunited
+                if not found.never_synchronises or not names or found.averages_weights:
                     continue
                 yield cls.report(
                     f"The last forward before {share(found.unsynced, found.windows)} steps ran"
@@ -43,6 +44,6 @@ class DdpNoSyncMisuse(RankRule):
                         **found.evidence,
                         "steps_of_all_ranks": found.windows,
                         "without_synchronisation": found.unsynced,
-                        "different": sorted(found.unequal)[:20],
+                        "different": sorted(names)[:20],
                     },
                 )

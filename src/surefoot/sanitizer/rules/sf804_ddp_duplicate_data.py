@@ -11,8 +11,8 @@ from surefoot.sanitizer import events as ev
 from surefoot.sanitizer import graph
 from surefoot.sanitizer.frames import NOWHERE, Site
 from surefoot.sanitizer.rules import fingerprints
-from surefoot.sanitizer.rules.base import Rule, RuleInfo, share
-from surefoot.sanitizer.rules.checksums import teams
+from surefoot.sanitizer.rules.base import RuleInfo, share
+from surefoot.sanitizer.rules.checksums import RankRule, comparisons, teams
 from surefoot.sanitizer.trace import Trace
 
 MOST_BATCHES = 64
@@ -21,7 +21,7 @@ LEAST = 3
 SHARE = 0.8
 
 
-class DdpDuplicateData(Rule):
+class DdpDuplicateData(RankRule):
     """Equal batch fingerprints on two ranks in several steps."""
 
     info = RuleInfo(
@@ -43,19 +43,7 @@ class DdpDuplicateData(Rule):
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace)
         self.digests: list[str] = []
-        self.group: tuple[int, ...] = ()
         self.site: Site = NOWHERE
-
-    def on_parallel_wrapped(self, event: ev.ParallelWrapped) -> None:
-        self._share(event.ranks)
-
-    def on_collective(self, event: ev.Collective) -> None:
-        if event.on_gradient:
-            self._share(event.ranks)
-
-    def _share(self, ranks: tuple[int, ...]) -> None:
-        if len(ranks) > len(self.group):
-            self.group = ranks
 
     def on_forward_begin(self, event: ev.ForwardBegin) -> None:
         if not event.grad_enabled or len(self.digests) >= MOST_BATCHES or self.trace.rank is None:
@@ -70,16 +58,16 @@ class DdpDuplicateData(Rule):
             self.site = event.site
 
     def facts(self) -> Any:
-        if len(self.group) < 2 or len(set(self.digests)) < LEAST:
+        told = self.sums.facts()
+        if told is None or len(set(self.digests)) < LEAST:
             return None
-        return {"group": list(self.group), "digests": self.digests, "place": list(self.site)}
-
-    def findings(self) -> Iterable[Finding]:
-        return ()
+        return {**told, "digests": self.digests, "place": list(self.site)}
 
     @classmethod
     def across(cls, facts: Mapping[int, Any]) -> Iterable[Finding]:
         for team in teams(facts):
+            if any(c.unequal & c.began_apart for c in itertools.chain(*comparisons(team))):
+                continue  # each rank holds a part of the model
             for one, two in itertools.combinations(team, 2):
                 pairs = list(zip(team[one]["digests"], team[two]["digests"], strict=False))
                 same = sum(a == b for a, b in pairs)
