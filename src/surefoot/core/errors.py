@@ -126,6 +126,10 @@ class CheckpointError(SurefootError):
     """A checkpoint is damaged, incomplete or belongs to another model."""
 
 
+class RankError(SurefootError):
+    """Ranks of one run have lost each other: one is missing, or they do not agree."""
+
+
 class RunFolderError(RequestError):
     """A run folder exists already, is in use, is missing or has too little free space."""
 

@@ -1,0 +1,143 @@
+"""The ranks of a run as its control sees them: host values, agreed on by all, with a deadline.
+
+Nothing here touches a tensor of the model or a device, and nothing is pickled. Numbers of the
+update itself (denominators, norms) travel through `collectives`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch.distributed as dist
+
+from surefoot.core.errors import RankError
+
+POLL_SECONDS = 0.002
+"""First pause between two looks for a missing answer; it doubles up to `MAX_POLL_SECONDS`."""
+MAX_POLL_SECONDS = 0.1
+
+
+class Ranks(Protocol):
+    """All ranks of a run."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def gather(self, what: str, value: Any) -> list[Any]:
+        """Every rank's JSON value, in the order of the ranks, on every rank.
+
+        Every rank calls it at the same point of the run with the same `what`.
+
+        Raises:
+            RankError: a rank did not answer before the deadline; it is named.
+        """
+        ...
+
+
+class OneRank:
+    """A run of one process."""
+
+    rank = 0
+    size = 1
+
+    def gather(self, what: str, value: Any) -> list[Any]:
+        """The value itself."""
+        return [value]
+
+
+class StoreRanks:
+    """Ranks that meet in the key-value store of the process group.
+
+    A store, unlike a collective, says who is missing: each rank leaves its answer under its own
+    key, and the others look for it.
+
+    Args:
+        store: shared by all ranks, such as a `torch.distributed.TCPStore`.
+        rank: of this process.
+        size: how many ranks there are.
+        deadline_seconds: longest wait for the slowest rank.
+    """
+
+    def __init__(
+        self, store: dist.Store, rank: int, size: int, deadline_seconds: float = 300.0
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self._store = store
+        self._deadline_seconds = deadline_seconds
+        self._count = 0
+
+    def gather(self, what: str, value: Any) -> list[Any]:
+        """Leaves this rank's answer in the store and collects those of all."""
+        self._count += 1
+        self._store.set(self._key(self._count, self.rank), json.dumps([what, value]))
+        self._wait(what)
+        answers = [
+            json.loads(self._store.get(self._key(self._count, rank))) for rank in range(self.size)
+        ]
+        if self._count > 1:
+            # Whoever has answered this time has read all answers of the time before.
+            self._store.delete_key(self._key(self._count - 1, self.rank))
+        self._refuse_other_places(what, [answer[0] for answer in answers])
+        return [answer[1] for answer in answers]
+
+    def _wait(self, what: str) -> None:
+        until = time.monotonic() + self._deadline_seconds
+        pause = POLL_SECONDS
+        keys = [self._key(self._count, rank) for rank in range(self.size)]
+        while not self._store.check(keys):
+            if time.monotonic() > until:
+                missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+                raise RankError(
+                    f"{_named(missing)} did not answer within {self._deadline_seconds:g} s",
+                    where=f"{what}, seen by rank {self.rank}",
+                    rule="every rank comes to every meeting before its deadline",
+                    remedy="look at what that rank was doing: its stack stands in the run folder",
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, MAX_POLL_SECONDS)
+
+    def _refuse_other_places(self, what: str, places: Sequence[str]) -> None:
+        others = [rank for rank, place in enumerate(places) if place != what]
+        if others:
+            raise RankError(
+                f"{_named(others)} came to '{places[others[0]]}', not to '{what}'",
+                where=f"rank {self.rank}",
+                rule="all ranks run the same steps in the same order",
+                remedy="look for a branch that depends on the rank",
+            )
+
+    @staticmethod
+    def _key(count: int, rank: int) -> str:
+        return f"surefoot/{count}/{rank}"
+
+
+def any_of(ranks: Ranks, what: str, flag: bool) -> bool:
+    """Whether any rank says yes; the same answer on all."""
+    return any(ranks.gather(what, flag))
+
+
+def from_first(ranks: Ranks, what: str, value: Any) -> Any:
+    """Rank 0's value, on every rank."""
+    return ranks.gather(what, value if ranks.rank == 0 else None)[0]
+
+
+def world_ranks(deadline_seconds: float = 300.0) -> Ranks:
+    """The ranks of the default process group; one where there is none."""
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return OneRank()
+    store = dist.distributed_c10d._get_default_store()
+    store.set_timeout(timedelta(seconds=deadline_seconds))
+    return StoreRanks(store, dist.get_rank(), dist.get_world_size(), deadline_seconds)
+
+
+def _named(ranks: Sequence[int]) -> str:
+    listed = ", ".join(map(str, ranks))
+    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
