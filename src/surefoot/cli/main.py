@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from surefoot.cli import audit, checkpoint, failure, runs, show, train
+from surefoot.cli import audit, check, checkpoint, failure, runs, show, train
 from surefoot.cli.session import Session
 from surefoot.core.errors import EXIT_DONE
 
@@ -40,6 +40,7 @@ app = typer.Typer(
     epilog="Begin with: surefoot train",
 )
 app.command("train")(train.train)
+app.command("check")(check.check)
 app.command("audit", context_settings=audit.CONTEXT)(audit.audit)
 app.add_typer(show.app, name="show")
 app.command("runs")(runs.list_runs)

@@ -1,0 +1,169 @@
+"""`surefoot check`: preflight on the real model and data. Leaves no trace unless it is asked to."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from surefoot.cli.session import DebugOption, JsonOption, Session, SetOption
+from surefoot.core.errors import EXIT_DONE, EXIT_FOUND, RequestError
+
+if TYPE_CHECKING:
+    from surefoot.verify.resume_proof import ResumeProof
+
+CHECKS = ("resume",)
+MOST_NAMED = 8
+
+
+def check(
+    context: typer.Context,
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of one.")
+    ],
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="NAME", help=f"Which check: {', '.join(CHECKS)}."),
+    ] = None,
+    overrides: SetOption = None,
+    updates: Annotated[
+        int, typer.Option(min=5, metavar="N", help="resume: updates that are looked at.")
+    ] = 12,
+    kills: Annotated[
+        int, typer.Option(min=1, metavar="N", help="resume: how often the run is killed.")
+    ] = 3,
+    seed: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="resume: the moments of the kills; random by default."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep everything here; it must be empty.")
+    ] = None,
+    json_file: JsonOption = None,
+    debug: DebugOption = False,
+) -> int:
+    """Check a recipe on its own model and data before the run.
+
+    `--only resume` trains it, kills it at random moments, resumes it, and compares the hash of
+    the whole state and the sample ids at every update with those of a run that was not killed.
+    """
+    session: Session = context.obj
+    _check_names(only or [])
+
+    from surefoot.config.load import load_recipe
+    from surefoot.verify.resume_proof import OVERRIDES, evaluation_override, prove_resume
+
+    given = load_recipe(recipe, overrides or [])
+    # What the request says comes last: it wins.
+    short = [*OVERRIDES, *evaluation_override(given.recipe), *(overrides or [])]
+    resolved = load_recipe(recipe, short)
+    with _folder(out) as folder, _progress(session) as tell:
+        proof = prove_resume(
+            resolved,
+            folder,
+            updates=updates,
+            kills=kills,
+            seed=int.from_bytes(os.urandom(4), "little") if seed is None else seed,
+            tell=tell,
+        )
+    return _answer(session, recipe, proof, out)
+
+
+def _check_names(only: list[str]) -> None:
+    """Refuses what is not there.
+
+    Raises:
+        RequestError: with what is.
+    """
+    unknown = [name for name in only if name not in CHECKS]
+    if unknown or not only:
+        raise RequestError(
+            f"the check {unknown[0]!r} is not there yet" if unknown else "no check is named",
+            where="--only",
+            rule=f"this version has: {', '.join(CHECKS)}",
+            remedy="surefoot check RECIPE --only resume",
+        )
+
+
+@contextmanager
+def _folder(out: Path | None) -> Iterator[Path]:
+    """The folder of the proof: kept where it was named, else gone afterwards."""
+    if out is not None:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise RequestError(
+                "the folder is not empty",
+                where=str(out),
+                rule="--out names an empty folder, or none yet",
+                remedy="name another one",
+            )
+        out.mkdir(parents=True, exist_ok=True)
+        yield out.absolute()
+        return
+    folder = Path(tempfile.mkdtemp(prefix="surefoot-check-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _progress(session: Session) -> Iterator[Callable[[str], None]]:
+    """A line that says how far the check is."""
+    with session.console.status("starting") as status:
+        yield status.update
+
+
+def _answer(session: Session, recipe: str, proof: ResumeProof, out: Path | None) -> int:
+    from surefoot.verify.resume_proof import Tier
+
+    difference = proof.difference
+    code = EXIT_DONE if proof.passed else EXIT_FOUND
+    session.answer(
+        {
+            "exit_code": code,
+            "check": "resume",
+            "passed": proof.passed,
+            "tier": proof.tier,
+            "updates": proof.updates,
+            "states_compared": proof.compared,
+            "kills": proof.kills,
+            "seed": proof.seed,
+            "difference": difference,
+        }
+    )
+    for kill in proof.kills:
+        session.say(
+            f"  killed {kill.delay_seconds * 1e3:.0f} ms after update {kill.after_window}, "
+            + (f"went on from update {kill.resumed_at}" if kill.resumed_at else "begun anew")
+        )
+    if proof.tier is Tier.T0:
+        session.say(
+            f"\nPASS resume, tier T0: {proof.compared} states and the samples of "
+            f"{proof.updates} updates are equal, bit for bit",
+            style="bold green",
+        )
+    elif proof.tier is Tier.T1 and difference is not None:
+        session.say(
+            "\nPASS resume, tier T1: samples, counts and random numbers are equal; the weights "
+            f"differ from update {difference.window} on, as those of two runs without a kill do",
+            style="bold yellow",
+        )
+        session.next((f"surefoot check {recipe} --only resume --set deterministic=true", "T0"))
+    elif difference is not None:
+        named = ", ".join(difference.pieces[:MOST_NAMED])
+        more = len(difference.pieces) - MOST_NAMED
+        session.say(
+            f"\nFAIL resume: at update {difference.window} the resumed run is another one",
+            style="bold red",
+        )
+        session.say(f"  first difference: {named}" + (f" and {more} more" if more > 0 else ""))
+    session.say(f"  moments of the kills: --seed {proof.seed} --kills {len(proof.kills)}")
+    if out is not None:
+        session.say(f"  kept in {out}")
+    return code
