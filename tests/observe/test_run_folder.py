@@ -195,13 +195,13 @@ def test_a_surviving_data_worker_does_not_hold_the_folder(tmp_path: Path) -> Non
 def test_a_probe_at_the_wrong_moment_does_not_refuse_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = lock._try_lock
+    real = lock.try_lock
     refusals = [1, 2]
 
     def busy_at_first(descriptor: int, kind: int) -> bool:
         return real(descriptor, kind) if not refusals else refusals.pop() == 0
 
-    monkeypatch.setattr(lock, "_try_lock", busy_at_first)
+    monkeypatch.setattr(lock, "try_lock", busy_at_first)
     with RunFolder.create_at(tmp_path / "run"):
         assert refusals == []
 

@@ -1,107 +1,88 @@
-"""The in-use lock of a run folder: one process owns it, a second is told who does.
+"""Who owns a run folder: the name that an owner leaves, and what proves that it has ended.
 
-The kernel holds the lock, not the file's text: it is free the moment its owner ends, however it
-ends, so a lock is never stale and never needs deleting. It never waits longer than a blink.
+It reads and compares; it takes nothing and waits for nothing. Times of two machines are never
+compared.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import socket
+import sys
 import time
-import weakref
+import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from surefoot.core.errors import RunFolderError
-
 LOCK_NAME = ".lock"
-_RETRY_SECONDS = 0.2
+FILE_BYTES = 1024
+"""The file has one size, so that a reader beside a writer never sees half of it."""
+NO_LOCKS_HERE = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
+
+LOCAL_DISKS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs", "overlay", "zfs"})
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who holds a run folder."""
+    """Who holds, or held, a run folder."""
 
     host: str
     pid: int
     started: float
-    """Unix time at which the owner took the folder."""
+    """Unix time at which the owner took the folder; for people, never compared."""
+    place: str = ""
+    """Boot of the machine and space of process ids: the same text, the same meaning of a pid."""
+    born: str = ""
+    """When the process began, as its machine counts; a pid that is used again has another."""
+    attempt: str = ""
+    """Drawn anew each time that a folder is taken."""
+    released: bool = False
+    """The owner gave it back itself."""
 
     @classmethod
     def here(cls) -> Owner:
-        return cls(host=socket.gethostname(), pid=os.getpid(), started=time.time())
+        """This process, with a new attempt."""
+        pid = os.getpid()
+        return cls(
+            host=socket.gethostname(),
+            pid=pid,
+            started=time.time(),
+            place=this_place(),
+            born=birth_of(pid),
+            attempt=uuid.uuid4().hex[:12],
+        )
 
     def __str__(self) -> str:
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.started))
         return f"process {self.pid} on {self.host}, since {started}"
 
+    @property
+    def is_near(self) -> bool:
+        """Whether its process id means something here."""
+        return bool(self.place) and self.place == this_place()
 
-class FolderLock:
-    """Exclusive ownership of a folder for as long as this process lives or until `release()`.
+    @property
+    def has_ended(self) -> bool:
+        """Proof, for an owner that is near, that its process has ended."""
+        return not self.born or birth_of(self.pid) != self.born
 
-    Raises:
-        RunFolderError: another process owns the folder; it is named.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / LOCK_NAME
-        self.owner = Owner.here()
-        self._descriptor = -1
-        try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-            self._descriptor = os.open(self.path, flags, 0o644)
-            self._take(folder)
-        except OSError as error:
-            self.release()
-            raise RunFolderError(
-                f"The run folder cannot be locked: {error.strerror}.",
-                where=str(self.path),
-                rule="a run folder lies on a disk that can be written to and knows file locks",
-            ) from error
-        except BaseException:
-            self.release()
-            raise
-        _held.add(self)
-
-    def _take(self, folder: Path) -> None:
-        # A listing of runs may probe the lock for some microseconds: try again before refusing.
-        deadline = time.monotonic() + _RETRY_SECONDS
-        while not _try_lock(self._descriptor, fcntl.LOCK_EX):
-            if time.monotonic() > deadline:
-                owner = read_owner(folder)
-                raise RunFolderError(
-                    f"The run folder is in use by {owner or 'a process that left no name'}.",
-                    where=str(folder),
-                    rule="one process writes to a run folder at a time",
-                    remedy="wait for that run to end, stop it, or start a new run",
-                )
-            time.sleep(0.02)
-        text = json.dumps(asdict(self.owner)).encode("utf-8")
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, text, 0)
-
-    def release(self) -> None:
-        """Gives the folder back; harmless when called twice."""
-        _held.discard(self)
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+    def as_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode("utf-8").ljust(FILE_BYTES - 1) + b"\n"
 
 
 def read_owner(folder: Path) -> Owner | None:
     """The last process that took the folder, alive or not; None where none is readable."""
     try:
-        fields = json.loads((folder / LOCK_NAME).read_text("utf-8"))
-        return Owner(host=fields["host"], pid=fields["pid"], started=fields["started"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return Owner(**json.loads((folder / LOCK_NAME).read_text("utf-8")))
+    except (OSError, ValueError, TypeError):
         return None
 
 
 def is_in_use(folder: Path) -> bool:
-    """Whether a living process owns the folder."""
+    """Whether an owner holds the folder, as far as one look can tell."""
     path = folder / LOCK_NAME
     if not path.exists():
         return False
@@ -110,12 +91,24 @@ def is_in_use(folder: Path) -> bool:
     except OSError:
         return False
     try:
-        return not _try_lock(descriptor, fcntl.LOCK_SH)
+        if not try_lock(descriptor, fcntl.LOCK_SH):
+            return True
+    except OSError as error:
+        if error.errno not in NO_LOCKS_HERE:
+            return False
+        owner = read_owner(folder)
+        return owner is not None and not owner.released and not (owner.is_near and owner.has_ended)
     finally:
         os.close(descriptor)
+    return False
 
 
-def _try_lock(descriptor: int, kind: int) -> bool:
+def try_lock(descriptor: int, kind: int) -> bool:
+    """Takes the kernel's lock of an open file, if it is free.
+
+    Raises:
+        OSError: the file system knows no locks.
+    """
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -123,14 +116,51 @@ def _try_lock(descriptor: int, kind: int) -> bool:
     return True
 
 
-_held: weakref.WeakSet[FolderLock] = weakref.WeakSet()
+def is_on_local_disk(path: Path) -> bool:
+    """Whether one kernel alone uses the disk of `path`; False where that is not known."""
+    device = os.stat(path).st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        lines = Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return False
+    kinds = {line.partition(" - ")[2].split()[0] for line in lines if line.split()[2] == wanted}
+    return bool(kinds) and kinds <= LOCAL_DISKS
 
 
-def _let_go_in_child() -> None:
-    # A forked data worker inherits the descriptor, and with it the lock: it would keep the folder
-    # of a killed run in use. Closing the child's copy leaves the parent's lock as it is.
-    for lock in list(_held):
-        lock.release()
+def this_place() -> str:
+    """Boot of this machine and, where there are such, this process's space of process ids."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return f"{socket.gethostname()} {_boot_time():.0f}"
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+def birth_of(pid: int) -> str:
+    """When the process began, counted from the boot; empty where there is none (or a zombie)."""
+    if sys.platform.startswith("linux"):
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+        except OSError:
+            return ""
+        # The name of the program may hold spaces and parentheses: what follows the last one counts.
+        state, *rest = fields.rpartition(")")[2].split()
+        return "" if state in "ZX" else rest[18]
+    return _birth_by_psutil(pid)
+
+
+def _birth_by_psutil(pid: int) -> str:
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return "" if process.status() == psutil.STATUS_ZOMBIE else f"{process.create_time():.2f}"
+    except psutil.Error:
+        return ""
+
+
+def _boot_time() -> float:
+    import psutil
+
+    return psutil.boot_time()

@@ -20,7 +20,8 @@ import yaml
 
 from surefoot.core.errors import RunFolderError
 from surefoot.observe.atomic import atomic_write, fsync_directory, remove_leftovers
-from surefoot.observe.lock import LOCK_NAME, FolderLock, is_in_use
+from surefoot.observe.lease import Lease
+from surefoot.observe.lock import LOCK_NAME, is_in_use
 from surefoot.observe.text import format_bytes
 
 CONFIG_NAME = "config.yaml"
@@ -42,9 +43,9 @@ class RunFolder:
     Make one with `create`, `create_at` or `open`; it is a context manager.
     """
 
-    def __init__(self, path: Path, lock: FolderLock) -> None:
+    def __init__(self, path: Path, lease: Lease) -> None:
         self.path = path
-        self._lock = lock
+        self.lease = lease
 
     # -- making one ----------------------------------------------------------------------------
 
@@ -103,18 +104,18 @@ class RunFolder:
 
     @classmethod
     def _furnish(cls, path: Path) -> RunFolder:
-        lock = None
+        lease = None
         try:
-            lock = FolderLock(path)
+            lease = Lease(path)
             (path / CHECKPOINTS_NAME).mkdir()
             (path / ARTIFACTS_NAME).mkdir()
             fsync_directory(path)
             fsync_directory(path.parent)
-            return cls(path, lock)
+            return cls(path, lease)
         except BaseException as error:
             # Nothing has been written yet: an empty folder would look like a run.
-            if lock is not None:
-                lock.release()
+            if lease is not None:
+                lease.release()
             shutil.rmtree(path, ignore_errors=True)
             if not isinstance(error, OSError):
                 raise
@@ -130,7 +131,7 @@ class RunFolder:
         """
         path = find_run(path)
         check_free_space(path, needed_bytes)
-        folder = cls(path, FolderLock(path))
+        folder = cls(path, Lease(path))
         remove_leftovers(path)
         return folder
 
@@ -194,7 +195,7 @@ class RunFolder:
 
     def close(self) -> None:
         """Gives the folder back; harmless when called twice."""
-        self._lock.release()
+        self.lease.release()
 
     def __enter__(self) -> RunFolder:
         return self
