@@ -369,7 +369,7 @@ def _decay_or_rule(decay: float | str) -> float | Literal["as-optimizer"]:
 def make_loss_scale(settings: Settings, precision: Precision, device: torch.device) -> LossScale:
     """None where the precision needs none."""
     if not precision.needs_loss_scale:
-        return NoLossScale(device)
+        return NoLossScale()
     value = settings.precision.loss_scale
     return (
         DynamicLossScale(device=device)

@@ -49,7 +49,7 @@ class Recorder:
         norm = float("nan") if number in self.skipped else 1.0
         names = ("loss", "grad_norm", "loss_scale")
         self.log.hand_over(
-            PendingReport(window, {"loss": 2.0}, names, lambda: [1.0, norm, 1.0], {})
+            PendingReport(window, {"loss": 2.0}, names, lambda: [1.0, norm, 1.0], {}, {})
         )
         if self.stop_after == number:
             self.stop.ask("asked")

@@ -20,8 +20,11 @@ class LossScale(Protocol):
     """What the update asks of a loss scale, in this order."""
 
     @property
-    def value(self) -> Tensor:
-        """The scale now in use: 0-dim float32. A tensor handed out is never changed afterwards."""
+    def value(self) -> Tensor | float:
+        """The scale now in use: a host number where it never changes, else 0-dim float32.
+
+        A tensor handed out is never changed afterwards.
+        """
         ...
 
     def scale(self, loss: Tensor) -> Tensor:
@@ -42,18 +45,9 @@ class LossScale(Protocol):
 
 
 class NoLossScale:
-    """For fp32, TF32 and bf16: their exponent range needs no scaling.
+    """For fp32, TF32 and bf16: their exponent range needs no scaling."""
 
-    Args:
-        device: where the losses are; `value` lies there.
-    """
-
-    def __init__(self, device: torch.device | str = "cpu") -> None:
-        self._one = torch.ones((), device=device)
-
-    @property
-    def value(self) -> Tensor:
-        return self._one
+    value = 1.0
 
     def scale(self, loss: Tensor) -> Tensor:
         return loss
@@ -83,15 +77,12 @@ class StaticLossScale:
     """
 
     def __init__(self, value: float, device: torch.device | str = "cpu") -> None:
-        self._value = torch.tensor(_positive(value, "precision.loss_scale"), device=device)
-        self._inverse = _inverse(self._value)
-
-    @property
-    def value(self) -> Tensor:
-        return self._value
+        self.value = _positive(value, "precision.loss_scale")
+        self._scale = torch.tensor(self.value, device=device)
+        self._inverse = _inverse(self._scale)
 
     def scale(self, loss: Tensor) -> Tensor:
-        return loss * self._value
+        return loss * self._scale
 
     def unscale_(self, gradients: Sequence[Tensor]) -> None:
         _multiply_(gradients, self._inverse)

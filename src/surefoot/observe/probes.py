@@ -111,10 +111,13 @@ class UtilizationProbe:
             self._wall, self._busy = now, busy
 
     def _watch_driver(self) -> None:
-        while not self._stopping.wait(UTILIZATION_SECONDS):
+        # The first question loads the driver's library: asked at once, it is over before training.
+        while True:
             try:
                 self._value = torch.cuda.utilization(self._device) / 100
             except Exception:
                 # No driver library or no permission: nobody knows, and the run goes on.
                 self._value = None
+                return
+            if self._stopping.wait(UTILIZATION_SECONDS):
                 return
