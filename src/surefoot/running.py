@@ -6,10 +6,11 @@ Whatever happens, the folder says so: a failure leaves its traceback, a stop its
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -17,10 +18,13 @@ from surefoot.assembly import Assembly
 from surefoot.config.sections import Settings
 from surefoot.core.counting import updates_in
 from surefoot.core.errors import RequestError, SurefootError
+from surefoot.core.interruption import Cut, CutShort
 from surefoot.core.reports import EvalReport, Event, Observer, StepReport
 from surefoot.core.units import Count, Epochs, Flops, Samples, Seconds, Steps, Tokens
+from surefoot.data.batch import MicroBatch
 from surefoot.data.sources.stream import StreamPlan
 from surefoot.engine.cadence import AtEnd, Cadence, Every, Horizon, Unit
+from surefoot.engine.evaluate import OpenSet
 from surefoot.engine.interrupt import StopOnSignal
 from surefoot.engine.loop import Loop, LoopParts, Outcome
 from surefoot.observe.events import EventKind, EventLog, failure_event
@@ -139,6 +143,7 @@ class FolderRun:
         Raises:
             SurefootError: what made it fail; the events hold it with its traceback.
         """
+        self._leave_when(stop.cut)
         try:
             outcome = self._loop(stop).run()
         except BaseException as error:
@@ -176,6 +181,14 @@ class FolderRun:
         self.tell(EventKind.SAVE, f"saved {path.name}", {"seconds": round(seconds, 3)})
         return path
 
+    def _leave_when(self, cut: Cut) -> None:
+        """An evaluation or a wait for data is left where `cut()` says so."""
+        assembly = self.assembly
+        for loader in (assembly.loader, *assembly.eval_loaders.values()):
+            loader.leave_when(cut)
+        sets = {name: left_when(cut, opened) for name, opened in assembly.evaluator.sets.items()}
+        self.assembly = replace(assembly, evaluator=replace(assembly.evaluator, sets=sets))
+
     def _loop(self, stop: StopOnSignal) -> Loop:
         assembly, settings = self.assembly, self.assembly.settings
         return Loop(
@@ -191,6 +204,7 @@ class FolderRun:
                 save_every=make_cadence(settings.checkpoint.every, assembly),
                 stop_request=stop,
                 decided_before=assembly.decisions.end,
+                slow_first_update=settings.train.compile != "off",
             )
         )
 
@@ -212,6 +226,19 @@ class FolderRun:
             metrics=dict(self.latest.values),
             model=self.assembly.material.model,
         )
+
+
+def left_when(cut: Cut, open_set: OpenSet) -> OpenSet:
+    """The same validation set, left between two batches where `cut()` says so."""
+
+    def opened() -> Iterator[MicroBatch]:
+        with closing(cast(Any, open_set())) as micro_batches:
+            for micro_batch in micro_batches:
+                if cut():
+                    raise CutShort
+                yield micro_batch
+
+    return opened
 
 
 def _nothing() -> None:

@@ -61,7 +61,7 @@ def test_state_that_is_kept_passes_and_leaves_no_trace(own: Path, capsys: Captur
     before = sorted(own.rglob("*.yaml"))
     code, answer = check("keeps.yaml", capsys, "--kills", "2", "--updates", "8")
     assert code == EXIT_DONE and answer["passed"] and answer["tier"] == "T0"
-    assert answer["updates"] == 8 and len(answer["kills"]) == 2
+    assert answer["updates"] == 8 and 1 <= len(answer["kills"]) <= 2
     assert answer["states_compared"] > 8
     assert sorted(own.rglob("*.yaml")) == before
 

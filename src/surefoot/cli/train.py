@@ -55,22 +55,25 @@ def train(
     session: Session = context.obj
     _check_request(recipe, resume, accept_change or [], nproc, dry_run)
 
-    from surefoot.build import run_recipe
-    from surefoot.config.load import load_recipe
-    from surefoot.config.notes import notes
+    from surefoot.engine.interrupt import stopped_before_begin
 
-    if resume is not None and recipe is None:
-        recipe = _recipe_of(resume)
-    resolved = load_recipe(recipe or DEFAULT_RECIPE, overrides or [])
-    session.advise(notes(resolved))
-    result = run_recipe(
-        resolved,
-        run_root=runs,
-        resume=resume,
-        accept_changes=tuple(accept_change or ()),
-        dry_run=dry_run,
-        console=session.console,
-    )
+    with stopped_before_begin():
+        from surefoot.build import run_recipe
+        from surefoot.config.load import load_recipe
+        from surefoot.config.notes import notes
+
+        if resume is not None and recipe is None:
+            recipe = _recipe_of(resume)
+        resolved = load_recipe(recipe or DEFAULT_RECIPE, overrides or [])
+        session.advise(notes(resolved))
+        result = run_recipe(
+            resolved,
+            run_root=runs,
+            resume=resume,
+            accept_changes=tuple(accept_change or ()),
+            dry_run=dry_run,
+            console=session.console,
+        )
     made_in = runs if resume is None else resume.parent
     return _tell(session, result, recipe, overrides or [], made_in)
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from surefoot.core.errors import RequestError
+from surefoot.core.interruption import Cut, never
 from surefoot.data.batch import MicroBatch, move_to
 from surefoot.data.fetch import Fetcher, WeightFunction
 from surefoot.data.order import START, BatchPlan, Cursor, PlannedBatch
@@ -92,6 +93,11 @@ class Loader:
         self._stage = DeviceStage.choose(self.device, self.settings.pin_memory)
         self._pool: WorkerPool | None = None
         self._in_use = False
+        self._cut: Cut = never
+
+    def leave_when(self, cut: Cut) -> None:
+        """From now on a wait for a worker raises `CutShort` where `cut()` says so."""
+        self._cut = cut
 
     def iterate(self, cursor: AnyCursor = START) -> Generator[MicroBatch, None, None]:
         """Micro-batches from `cursor` on, epoch after epoch, without end. Close it when done."""
@@ -158,6 +164,7 @@ class Loader:
                 start_method=settings.start_method,
             )
         pool = self._pool
+        pool.cut = self._cut
         whole = False
         try:
             tasks = ((planned, planned.epoch, _indices_to_read(planned)) for planned in plans)

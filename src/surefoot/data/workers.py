@@ -27,6 +27,7 @@ from typing import Any, Literal
 import torch
 
 from surefoot.core.errors import DataError, LoaderStuckError, RequestError, SurefootError
+from surefoot.core.interruption import Cut, CutShort, never
 from surefoot.data.order import IndexArray
 from surefoot.data.transport import Channel, TransportClosed, TransportTimeout
 
@@ -42,6 +43,7 @@ _GRACE_SECONDS = 1.0
 # a worker.
 _SLICE_SECONDS = 1.0
 _ORPHAN_CHECK_SECONDS = 5.0
+_OF_THE_TRAINING = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
 
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 
@@ -84,6 +86,8 @@ class WorkerPool:
         start_method: StartMethod,
     ) -> None:
         self._deadline = deadline_seconds
+        self.cut: Cut = never
+        """Whether a wait shall be left; asked at least every `_SLICE_SECONDS`."""
         self._ahead = num_workers * prefetch
         self._workers: list[_Worker] = []
         self.method = _resolve(start_method)
@@ -113,6 +117,7 @@ class WorkerPool:
         Raises:
             LoaderStuckError: a worker did not answer within the deadline.
             DataError: a worker died, or fetching failed in it.
+            CutShort: the wait was left.
         """
         source = iter(tasks)
         waiting: deque[tuple[Any, _Worker]] = deque()
@@ -194,6 +199,8 @@ class WorkerPool:
     def _receive(self, worker: _Worker, seconds: float) -> Any:
         remaining = seconds
         while remaining > 0:
+            if self.cut():
+                raise CutShort
             piece = min(remaining, _SLICE_SECONDS)
             began = time.monotonic()
             ready = {descriptor for descriptor, _ in worker.poll.poll(piece * 1000)}
@@ -252,8 +259,7 @@ def _resolve(method: StartMethod) -> str:
 @contextmanager
 def _quiet_start() -> Iterator[None]:
     """Hold back signals while workers start, so that none runs a handler of the training."""
-    blocked = {signal.SIGINT, signal.SIGTERM}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_TRAINING)
     try:
         with warnings.catch_warnings():
             # Python warns of any fork beside threads. The child touches no lock of theirs: it
@@ -269,8 +275,10 @@ def _serve(channel: Channel, fetch: Fetch, worker_id: int) -> None:
     # Ctrl-C reaches the whole group: the training decides, and ends its workers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # A job that is told of its end by SIGUSR1 is told so in every process.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.set_wakeup_fd(-1)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_THE_TRAINING)
     torch.set_num_threads(1)
     parent = os.getppid()
     try:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
 from typing import Any, Protocol
 
+from surefoot.core.interruption import CutShort
 from surefoot.core.reports import Event
 from surefoot.engine.cadence import Cadence, Horizon, Mark, frontier
 from surefoot.engine.reporting import ReportLog
@@ -46,10 +47,13 @@ class WindowStream(Protocol):
 
 
 class StopRequest(Protocol):
-    """Says whether somebody asked the run to stop."""
+    """Says whether the ranks are asked to stop, the same to all of them."""
 
-    @property
-    def reason(self) -> str | None: ...
+    def after_update(self) -> str | None: ...
+
+    def at_boundary(self) -> str | None: ...
+
+    def cutting(self) -> AbstractContextManager[None]: ...
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,8 @@ class LoopParts:
     stop_request: StopRequest
     decided_before: Callable[[], str | None] = lambda: None
     """Why evaluations before a resume have ended the run already, or None."""
+    slow_first_update: bool = False
+    """Whether the first update compiles: it may be left half done, and loses nothing."""
 
 
 class Loop:
@@ -87,30 +93,60 @@ class Loop:
             SurefootError: whatever the update, the data or a save raises; nothing was published
                 after a non-finite update.
         """
+        try:
+            return self._run()
+        except CutShort:
+            # An evaluation or a wait for data was left: a resume does it again, from here.
+            self.parts.log.settle()
+            return self._stopped(self.parts.stop_request.at_boundary() or "stopped")
+
+    def _run(self) -> Outcome:
         parts = self.parts
-        before = self._mark()
-        end = self._ended_before(before)
+        end = self._resume_evaluation() or self._ended_before(self._mark())
         if end is not None:
             return self._finish(Status.FINISHED, end)
-        if parts.stop_request.reason is not None:
-            return self._finish(Status.STOPPED, parts.stop_request.reason)
+        if stop := parts.stop_request.at_boundary():
+            return self._stopped(stop)
+        if parts.slow_first_update and self._saved_step != parts.progress.step:
+            self._save()
+        before = self._mark()
         next_due = self._next_due(before)
+        update = self._first_update if parts.slow_first_update else parts.update
         # Closing the generator ends the loader's workers also when an update raises.
         with closing(parts.open_windows(parts.progress.cursor)) as windows:  # type: ignore[type-var]
             for window in windows:
-                parts.update(window)
-                stop = parts.stop_request.reason
+                update(window)
+                update = parts.update
+                stop = parts.stop_request.after_update()
                 if not stop and not self._may_be_due(next_due, window):
                     continue
                 parts.log.settle()
                 now = self._mark()
                 end = self._at_boundary(before, now)
                 before, next_due = now, self._next_due(now)
-                if end or stop:
-                    status = Status.FINISHED if end else Status.STOPPED
-                    return self._finish(status, end or stop or "")
+                if end:
+                    return self._finish(Status.FINISHED, end)
+                if stop := stop or parts.stop_request.at_boundary():
+                    return self._stopped(stop)
         parts.log.settle()
         return self._finish(Status.FINISHED, "the data is at its end")
+
+    def _first_update(self, window: Window) -> None:
+        # It compiles, for minutes perhaps. Where it was left, nothing has been counted, and the
+        # checkpoint that the process began from stands.
+        with self.parts.stop_request.cutting():
+            self.parts.update(window)
+
+    def _resume_evaluation(self) -> str | None:
+        """Does the evaluation that a stop has cut; returns a reason to finish, or None."""
+        if not self.parts.progress.evaluation_due:
+            return None
+        end = self._evaluate()
+        self._save()
+        return end
+
+    def _stopped(self, reason: str) -> Outcome:
+        return self._finish(Status.STOPPED, reason)
 
     def _ended_before(self, before: Mark) -> str | None:
         """Why a resumed run has nothing left to do, or None."""
@@ -159,8 +195,18 @@ class Loop:
         return Outcome(status, reason, progress.step)
 
     def _evaluate(self) -> str | None:
-        self.parts.progress.evaluated_step = self.parts.progress.step
-        return self.parts.evaluate()
+        progress = self.parts.progress
+        # Where it is cut, both say so, and the state that is saved then knows what is left.
+        evaluated_step, progress.evaluation_due = progress.evaluated_step, True
+        progress.evaluated_step = progress.step
+        try:
+            end = self.parts.evaluate()
+        except CutShort:
+            progress.evaluated_step = evaluated_step
+            self._saved_step = -1
+            raise
+        progress.evaluation_due = False
+        return end
 
     def _save(self) -> None:
         self._mark()

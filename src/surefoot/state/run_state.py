@@ -68,6 +68,8 @@ class Progress:
     """Where the data stands: a position, or a stream's own state."""
     evaluated_step: int = -1
     """Step of the last evaluation, so that a resume at the end does not evaluate twice."""
+    evaluation_due: bool = False
+    """Whether a stop has cut the evaluation at this step: a resume begins with it."""
     spent_seconds: float = 0.0
     """Wall time of all attempts so far (measured)."""
 

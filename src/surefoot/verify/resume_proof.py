@@ -23,8 +23,9 @@ from surefoot.core.errors import RequestError, SurefootError
 from surefoot.observe.metrics_log import read_rows
 from surefoot.observe.metrics_schema import deterministic
 from surefoot.observe.run_folder import CHECKPOINTS_NAME, METRICS_NAME
-from surefoot.state.checkpoint import list_checkpoints
+from surefoot.state.checkpoint import list_checkpoints, newest_whole
 from surefoot.verify.children import child
+from surefoot.verify.state_hash import differing_pieces
 from surefoot.verify.traced_run import TracedRun, TracePoint, read_trace, run_traced
 
 SAVE_EVERY = 3
@@ -124,14 +125,14 @@ def prove_resume(
     """
     trial = _Trial(resolved, folder, updates, tell)
     whole = trial.uninterrupted("whole")
-    last = whole[-1].window + 1
+    last = whole[-1].window
     moments = random.Random(seed)
     places = range(SAVE_EVERY, last)
     after = sorted(moments.sample(places, min(kills, len(places))))
     killed, done = trial.killed("killed", after, moments)
     difference = first_state_difference(whole, killed)
     if difference is None:
-        difference = _final_difference(folder / "whole", folder / "killed", whole[-1].step + 1)
+        difference = _final_difference(folder / "whole", folder / "killed")
     tier: Tier | None = Tier.T0
     if difference is not None:
         tier = None
@@ -174,25 +175,27 @@ def _is_rounding(difference: StateDifference) -> bool:
     )
 
 
-def _final_difference(whole: Path, killed: Path, last_step: int) -> StateDifference | None:
-    """Compares what the two runs have written: each row once, and equal."""
-    rows, others = _rows(whole, last_step), _rows(killed, last_step)
+def _final_difference(whole: Path, killed: Path) -> StateDifference | None:
+    """Compares what the two runs have left: each row once and equal, and the last checkpoint."""
+    rows, others = _rows(whole), _rows(killed)
     for ours, theirs in zip(rows, others, strict=False):
         if ours != theirs:
             columns = sorted(k for k in {*ours, *theirs} if ours.get(k) != theirs.get(k))
             step = int(ours["step"])
-            named = tuple(f"metrics.jsonl: {column}" for column in columns)
+            named = tuple(f"{METRICS_NAME}: {column}" for column in columns)
             return StateDifference(int(ours.get("window", step)), step, named)
+    _, manifest, left, _ = newest_whole(whole / CHECKPOINTS_NAME)
+    _, _, other, _ = newest_whole(killed / CHECKPOINTS_NAME)
+    pieces = differing_pieces(left, other)
     if len(rows) != len(others):
-        what = f"metrics.jsonl: {len(others)} rows, not {len(rows)}"
-        return StateDifference(last_step, last_step, (what,))
-    return None
+        pieces.insert(0, f"{METRICS_NAME}: {len(others)} rows, not {len(rows)}")
+    if not pieces:
+        return None
+    return StateDifference(int(rows[-1]["step"]), manifest.step, tuple(pieces))
 
 
-def _rows(run: Path, last_step: int) -> list[dict[str, Any]]:
-    # A run that was killed after its last save goes on by one update.
-    rows: list[dict[str, Any]] = [deterministic(row) for row in read_rows(run / METRICS_NAME)]
-    return [row for row in rows if row["step"] <= last_step]
+def _rows(run: Path) -> list[dict[str, Any]]:
+    return [deterministic(row) for row in read_rows(run / METRICS_NAME)]
 
 
 class _Trial:

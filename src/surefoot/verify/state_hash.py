@@ -51,11 +51,13 @@ def checkpoint_hash(folder: Path) -> str:
 
 def first_difference(ours: Snapshot, theirs: Snapshot) -> str | None:
     """Name of the first piece (in sorted order) in which two states differ, or None."""
+    return next(iter(differing_pieces(ours, theirs)), None)
+
+
+def differing_pieces(ours: Snapshot, theirs: Snapshot) -> list[str]:
+    """Names of all pieces in which two states differ, sorted."""
     mine, other = piece_hashes(ours), piece_hashes(theirs)
-    for name in sorted(mine.keys() | other.keys()):
-        if mine.get(name) != other.get(name):
-            return name
-    return None
+    return [name for name in sorted({*mine, *other}) if mine.get(name) != other.get(name)]
 
 
 def _without_measured(values: dict[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from surefoot.assembly import Assembly
 from surefoot.build import build_run
 from surefoot.config.load import load_recipe
 from surefoot.core.errors import SurefootError
+from surefoot.core.interruption import Cut
 from surefoot.data.batch import MicroBatch
 from surefoot.engine.evaluate import OpenSet
 from surefoot.observe.run_folder import RunFolder
@@ -51,7 +52,7 @@ class TracedRun:
     error: str
     """File in which the error stands where the training fails."""
     last_window: int
-    """It stops and saves after this window."""
+    """The data ends after this window."""
     evaluation_batches: int
     """Micro-batches of each validation set that an evaluation reads."""
     resume: bool = False
@@ -92,14 +93,19 @@ def read_trace(path: Path) -> list[TracePoint]:
 
 
 class _TracedLoader:
-    """Hands on the micro-batches of a loader, and looks when a window is done."""
+    """Hands on the micro-batches of a loader, and looks when a window is done.
 
-    def __init__(self, loader: Any, look: Callable[[tuple[int, ...]], None]) -> None:
+    Args:
+        look: looks at the state after a window with these samples; says whether it was the last.
+    """
+
+    def __init__(self, loader: Any, look: Callable[[tuple[int, ...]], bool]) -> None:
         self._loader = loader
         self._look = look
 
     def iterate(self, cursor: Any) -> Generator[MicroBatch, None, None]:
-        self._look(())
+        if self._look(()):
+            return
         ids: list[int] = []
         with closing(self._loader.iterate(cursor)) as micro_batches:
             for micro_batch in micro_batches:
@@ -107,8 +113,12 @@ class _TracedLoader:
                 yield micro_batch
                 # Here the loop has asked for more: it is done with what it was given.
                 if micro_batch.ends_window:
-                    self._look(tuple(ids))
+                    if self._look(tuple(ids)):
+                        return
                     ids.clear()
+
+    def leave_when(self, cut: Cut) -> None:
+        self._loader.leave_when(cut)
 
     def close(self) -> None:
         self._loader.close()
@@ -117,11 +127,16 @@ class _TracedLoader:
 def traced(assembly: Assembly, asked: TracedRun) -> Assembly:
     """The same run, looked at between every two updates and with short evaluations."""
     descriptor = os.open(asked.trace, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    kills = [] if asked.kill_after_window is None else [asked.kill_after_window]
 
-    def look(ids: tuple[int, ...]) -> None:
+    def look(ids: tuple[int, ...]) -> bool:
         trainable = assembly.trainable
         trainable.log.settle()
         progress = trainable.state.progress
+        is_last = progress.window >= asked.last_window
+        if is_last and not ids:
+            # Killed after it was done: what it has left behind is compared, not this.
+            return True
         point = TracePoint(
             progress.window,
             progress.step,
@@ -131,10 +146,10 @@ def traced(assembly: Assembly, asked: TracedRun) -> Assembly:
         )
         # One write: whoever reads sees the whole line, or none of it.
         os.write(descriptor, (json.dumps(asdict(point)) + "\n").encode())
-        if progress.window == asked.kill_after_window:
+        if kills and progress.window >= kills[-1]:
+            kills.clear()
             _kill_after(asked.kill_delay_seconds)
-        if progress.window >= asked.last_window - 1:
-            signal.raise_signal(signal.SIGTERM)
+        return is_last
 
     sets = {
         name: _shortened(open_set, asked.evaluation_batches)
