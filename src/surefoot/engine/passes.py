@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from surefoot.core.errors import ModelError
@@ -46,6 +47,7 @@ class PlainPass:
         self.model = model
         self.task = task
         self.precision = precision
+        self._seeds = Seeds()
 
     def __call__(
         self,
@@ -57,26 +59,47 @@ class PlainPass:
         for micro_batch in micro_batches:
             with self.precision.autocast(), naming_batch(micro_batch):
                 sums = self.task.loss_sum(self.model, micro_batch.data)
-            losses = divide_terms(sums, denominators)
-            loss_scale.scale(losses[TOTAL]).backward()
-            for term, loss in losses.items():
+            terms = loss_terms(sums, denominators)
+            # `backward` of sum / denominator, whose derivative is the same for every item: it is
+            # the seed, and the division needs no node of its own in the graph.
+            seeds = [
+                self._seeds.of(denominators[term], loss_sum, loss_scale)
+                for term, loss_sum in terms.items()
+            ]
+            torch.autograd.backward(list(terms.values()), seeds)
+            for term, loss in divided(terms, denominators).items():
                 seen = window_losses.get(term)
-                window_losses[term] = loss.detach() if seen is None else seen + loss.detach()
+                window_losses[term] = loss if seen is None else seen + loss
         return window_losses
 
 
-def divide_terms(
+class Seeds:
+    """`loss scale / denominator` as 0-dim tensors; made anew only when the denominator changes."""
+
+    def __init__(self) -> None:
+        self._latest: dict[tuple[torch.dtype, torch.device], tuple[float, Tensor]] = {}
+
+    def of(self, denominator: float, like: Tensor, loss_scale: LossScale) -> Tensor:
+        """For a loss sum of the number type and on the device of `like`."""
+        key = like.dtype, like.device
+        known, fraction = self._latest.get(key, (None, like))
+        if known != denominator or not isinstance(loss_scale.value, float):
+            one = torch.ones((), dtype=like.dtype, device=like.device)
+            fraction = loss_scale.scale(one) / (denominator or 1.0)
+            self._latest[key] = denominator, fraction
+        return fraction
+
+
+def loss_terms(
     sums: Tensor | Mapping[str, Tensor], denominators: Mapping[str, float]
 ) -> dict[str, Tensor]:
-    """Divides each term's sum by its denominator and adds the terms up under `TOTAL`.
-
-    A term whose denominator is 0 has no item in this window: its sum is 0 and stays so.
+    """The sum of each term of the loss, by name; `TOTAL` where there is one.
 
     Raises:
-        ModelError: a sum is not a scalar, or a term has no denominator.
+        ModelError: a sum is not a scalar with a gradient, or a term has no denominator.
     """
     if isinstance(sums, Tensor):
-        return {TOTAL: _scalar(sums, TOTAL) / (denominators[TOTAL] or 1.0)}
+        sums = {TOTAL: sums}
     if sums.keys() != denominators.keys():
         raise ModelError(
             f"the loss has the terms {sorted(sums)} but weights for {sorted(denominators)}",
@@ -84,13 +107,22 @@ def divide_terms(
             rule="each loss term has one weight, known before the forward",
             remedy="return the same keys from weight(batch) and loss_sum(model, batch)",
         )
-    losses = {
-        term: _scalar(value, term) / (denominators[term] or 1.0) for term, value in sums.items()
-    }
-    total = sum(losses.values())
-    if not isinstance(total, Tensor):
+    if not sums:
         raise ModelError("the loss has no term", where="loss_sum", rule="at least one loss term")
-    return {TOTAL: total, **losses}
+    return {term: _scalar(value, term) for term, value in sums.items()}
+
+
+def divided(terms: Mapping[str, Tensor], denominators: Mapping[str, float]) -> dict[str, Tensor]:
+    """Each term over its denominator, detached, and their total under `TOTAL`.
+
+    A term whose denominator is 0 has no item in this window: its sum is 0 and stays so.
+    """
+    losses = {term: value.detach() / (denominators[term] or 1.0) for term, value in terms.items()}
+    if TOTAL not in losses:
+        total = sum(losses.values())
+        assert isinstance(total, Tensor)
+        return {TOTAL: total, **losses}
+    return losses
 
 
 def _scalar(value: Tensor, term: str) -> Tensor:

@@ -114,8 +114,11 @@ class ClipNorm:
             norm: their global norm, 0-dim.
         """
         if gradients:
-            factor = torch.clamp(self.max_norm / (norm + NORM_OFFSET), max=1.0)
-            torch._foreach_mul_(list(gradients), factor)
+            # `max_norm / x` is `max_norm * (1 / x)` in torch; times one is left out.
+            factor = (norm + NORM_OFFSET).reciprocal_()
+            if self.max_norm != 1.0:
+                factor.mul_(self.max_norm)
+            torch._foreach_mul_(list(gradients), factor.clamp_(max=1.0))
 
 
 @dataclass(frozen=True)
