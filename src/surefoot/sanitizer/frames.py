@@ -53,10 +53,13 @@ def is_user_file(file: str) -> bool:
 def user_site(depth: int = 1) -> Site:
     """The innermost place in the user's code, `depth` frames up from the caller."""
     frame: FrameType | None = sys._getframe(depth)
+    known = _known
     while frame is not None:
         code: CodeType = frame.f_code
-        if is_user_file(code.co_filename):
-            return Site(code.co_filename, frame.f_lineno, code.co_qualname)
+        file = code.co_filename
+        # Asked for every event: what is known already costs one look-up.
+        if known[file] if file in known else is_user_file(file):
+            return Site(file, frame.f_lineno, code.co_qualname)
         frame = frame.f_back
     return NOWHERE
 

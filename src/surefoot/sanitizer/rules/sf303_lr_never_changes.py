@@ -41,9 +41,10 @@ class LrNeverChanges(Rule):
         state = event.scheduler
         if state.key in self.sharing or state.optimizer is None:
             return
-        other = self._other(state.optimizer)
-        if other is not None and state.steps >= LEAST_STEPS and self._idle(state):
-            self.sharing[state.key] = other.key
+        if state.steps >= LEAST_STEPS and self._idle(state):
+            other = self._other(state.optimizer)
+            if other is not None:
+                self.sharing[state.key] = other.key
 
     def on_run_ended(self, event: ev.RunEnded) -> None:
         self.completed = event.outcome == "completed"

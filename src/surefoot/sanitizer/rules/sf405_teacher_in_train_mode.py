@@ -49,6 +49,8 @@ class TeacherInTrainMode(Rule):
         active = event.active_dropout or event.active_batch_norm
         if not event.training or not active or not self.trace.training_began:
             return
+        if self.trace.is_trained(event.module):
+            return
         parameters = list(event.module.parameters())
         if event.grad_enabled and any(p.requires_grad for p in parameters):
             return

@@ -46,7 +46,7 @@ class FrozenBnDrift(Rule):
         assert isinstance(layer, _BatchNorm)
         if not event.grad_enabled or not layer.affine or not layer.track_running_stats:
             return
-        if any(p.requires_grad for p in layer.parameters()) or not event.root.training:
+        if layer.weight.requires_grad or layer.bias.requires_grad or not event.root.training:
             return
         states = [self.trace.parameters.find(p) for p in layer.parameters()]
         if any(state is not None and state.backwards for state in states):
