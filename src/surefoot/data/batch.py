@@ -155,8 +155,8 @@ def _like(original: Mapping[Any, Any], mapped: dict[Any, Any]) -> Any:
 
 
 def is_aligned(tensor: torch.Tensor) -> bool:
-    """Whether a strided tensor's memory begins on a border of 64 bytes."""
-    return tensor.data_ptr() % 64 == 0
+    """Whether a tensor is strided and its memory begins on a border of 64 bytes."""
+    return tensor.layout is torch.strided and tensor.data_ptr() % 64 == 0
 
 
 def describe(data: Any) -> str:

@@ -98,6 +98,9 @@ def aligned(data: Any) -> Any:
     NumPy, out of messages and out of torch: without this, the number of workers could show in the
     last bit of a weight.
     """
+    leaves = data if type(data) is tuple else data.values() if type(data) is dict else (data,)
+    if all(type(leaf) is torch.Tensor and is_aligned(leaf) for leaf in leaves):
+        return data  # Nearly always, and much cheaper than to look into every kind of container.
     return map_tensors(data, _aligned)
 
 

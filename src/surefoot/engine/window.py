@@ -38,6 +38,11 @@ def sum_weights(micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
 
 def gather_window(micro_batches: Sequence[MicroBatch], data_seconds: float = 0.0) -> Window:
     """Makes one window of the given micro-batches (at least one)."""
+    if len(micro_batches) == 1:
+        (only,) = micro_batches
+        return Window(
+            (only,), only.weights, only.samples, only.ids, only.cursor_after, data_seconds
+        )
     return Window(
         micro_batches=tuple(micro_batches),
         weights=sum_weights(micro_batches),

@@ -75,9 +75,6 @@ class UpdateOptimizer:
             group["base_lr"] = float(group["lr"])
         self._as_made = [_plain_values(group) for group in optimizer.param_groups]
         self._found_inf = torch.zeros((), dtype=torch.float32, device=self._device)
-        if self.skips is SkipKind.ON_DEVICE:
-            # Read by the fused kernels: 1.0 leaves weights, moments and step counts alone.
-            optimizer.found_inf = self._found_inf  # type: ignore[attr-defined]
         _allocate_momentum(optimizer)
 
     @property
@@ -113,21 +110,30 @@ class UpdateOptimizer:
         """Group name to the rate that the next (or last) step uses."""
         return {group["name"]: group["lr"] for group in self.optimizer.param_groups}
 
-    def step(self, finite: Tensor) -> None:
+    def step(self, finite: Tensor, known: bool | None = None) -> None:
         """One step with the gradients that are there.
 
         Args:
             finite: 0-dim bool tensor. Where it is false, nothing changes: no weight, no moment, no
                 step count (but for `SkipKind.NEVER`).
+            known: the same on the host, where it has arrived already: then the kernels need not
+                look at the flag, which saves their launches where the device waits for the host.
+                The weights are the same bits either way.
         """
-        if self.skips is SkipKind.ON_DEVICE:
-            torch.logical_not(_on(finite, self._device), out=self._found_inf)
-        elif self.skips is SkipKind.ON_HOST and not bool(finite):
+        if self.skips is SkipKind.ON_HOST and known is None:
+            known = bool(finite)
+        if self.skips is not SkipKind.NEVER and known is False:
             return
+        if self.skips is SkipKind.ON_DEVICE:
+            self.optimizer.found_inf = None if known else self._flag(finite)  # type: ignore[attr-defined]
         self._masters.take_gradients()
         self.optimizer.step()
         self._masters.publish()
         self._masters.drop_gradients()
+
+    def _flag(self, finite: Tensor) -> Tensor:
+        """What the fused kernels read: 1.0 leaves weights, moments and step counts alone."""
+        return torch.logical_not(_on(finite, self._device), out=self._found_inf)
 
     def state_by_name(self) -> dict[str, Any]:
         """Everything that must survive, keyed by parameter name: live tensors and plain values.
