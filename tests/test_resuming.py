@@ -9,9 +9,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from surefoot.core.errors import CheckpointError, RequestError
+from surefoot.config.fields import Section
+from surefoot.config.load import load_recipe, recipe_names
+from surefoot.core.errors import EXIT_REQUEST, CheckpointError, RequestError, RunFolderError
 from surefoot.observe.events import read_events
 from surefoot.observe.metrics_log import read_rows
+from surefoot.resuming import (
+    ACCEPT_FIELDS,
+    IMPOSSIBLE_FIELDS,
+    SAFE_FIELDS,
+    ChangeClass,
+    Tier,
+    classify,
+    resume_tier,
+)
 from surefoot.running import RunResult
 from surefoot.trainer import Trainer
 
@@ -148,3 +159,82 @@ def test_a_finished_run_that_is_resumed_still_knows_its_metrics(tmp_path: Path) 
 
     first = fit(None)
     assert first.metrics and fit(first.folder).metrics == first.metrics
+
+
+class Failing(nn.Linear):
+    """Fails once it was trained on so many batches."""
+
+    left = 1000
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.left -= self.training
+        if self.left < 0:
+            raise ValueError("the third sample is poison")
+        return super().forward(input)
+
+
+def test_a_run_that_crashes_again_and_again_is_not_resumed_for_ever(tmp_path: Path) -> None:
+    def fit(left: int, resume: Path | None = None, most: int = 3) -> RunResult:
+        model = Failing(2, 1)
+        model.left = left
+        settings = {
+            **SETTINGS,
+            "checkpoint": {"every": "2 steps"},
+            "guard": {"restarts_without_progress": most},
+        }
+        data = (torch.ones(12, 2), torch.ones(12, 1))
+        trainer = Trainer(model, data, squared_error, settings=settings, runs=tmp_path)
+        return trainer.fit(resume=resume)
+
+    with pytest.raises(ValueError, match="poison"):
+        fit(3)
+    (run,) = tmp_path.iterdir()
+    for _ in range(3):
+        with pytest.raises(ValueError, match="poison"):
+            fit(1, run)
+    with pytest.raises(RunFolderError, match="resumed 3 times") as caught:
+        fit(1000, run)
+    assert "poison" in caught.value.where and caught.value.exit_code == EXIT_REQUEST
+    assert fit(1000, run, most=4).step == 6, "with a larger number it goes on"
+    assert fit(1000, run).step == 6, "and once it has got further, it counts anew"
+    events = read_events(run / "events.jsonl")
+    attempts = [e.data["attempt"] for e in events if e.kind in ("start", "resume")]
+    assert len(attempts) == len(set(attempts)) == 6
+
+
+def _fields(model: Any, above: str = "") -> set[str]:
+    found = set()
+    for name, value in model:
+        path = f"{above}{name}"
+        found |= _fields(value, f"{path}.") if isinstance(value, Section) else {path}
+    return found
+
+
+@pytest.mark.parametrize("recipe", recipe_names())
+def test_every_field_of_a_recipe_is_in_one_class_on_purpose(recipe: str) -> None:
+    config = load_recipe(recipe).recipe
+    for path in _fields(config):
+        listed = [
+            path.startswith(IMPOSSIBLE_FIELDS) or path.startswith(SAFE_FIELDS),
+            path.startswith(ACCEPT_FIELDS),
+        ]
+        assert any(listed), path
+        if not listed[0]:
+            assert classify(path, config) is ChangeClass.ACCEPT, path
+        if not listed[1]:
+            assert classify(path, config) is not ChangeClass.ACCEPT, path
+
+
+def test_the_tier_of_a_resume() -> None:
+    one = {"ranks": 1, "torch": "2.13.0", "device": "cuda"}
+    assert resume_tier(one, one, True) is Tier.T0
+    assert resume_tier(one, one, False) is Tier.T1
+    assert resume_tier({**one, "device": "cpu"}, {**one, "device": "cpu"}, False) is Tier.T0
+    assert resume_tier({**one, "torch": "2.12.0"}, one, True) is Tier.T1
+    assert resume_tier({**one, "ranks": 2}, one, True) is Tier.T2
+
+
+def test_the_tier_is_told_when_a_run_goes_on(done: Path, tmp_path: Path) -> None:
+    train(tmp_path, done, train={"horizon": "8 steps"})
+    (resumed,) = [e for e in read_events(done / "events.jsonl") if e.kind == "resume"]
+    assert resumed.data["tier"] == "T0"

@@ -6,7 +6,6 @@ It reads the parts of a run and changes none of them.
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,14 @@ from surefoot.engine.interrupt import StopOnSignal
 from surefoot.materials import Prepared
 from surefoot.numerics.modes import mode_sensitive_modules
 from surefoot.observe.console import ConsoleView
+from surefoot.observe.events import read_events
 from surefoot.observe.record import RunRecord, collect_record, write_record
 from surefoot.observe.run_folder import CONFIG_NAME, RunFolder, find_begun_run, naming_folder
 from surefoot.observe.sinks import TensorBoardSink
 from surefoot.observe.view import RunFacts, Unit
-from surefoot.resuming import Resumption
+from surefoot.resuming import Resumption, refuse_crash_loop, resume_tier
 from surefoot.running import FolderRun, RunResult
+from surefoot.state.manifest import Manifest
 
 CHECKPOINT_OVERHEAD_BYTES = 1 << 20
 
@@ -76,13 +77,21 @@ def train_in_folder(
 
 
 def _restore(run: FolderRun, resumption: Resumption) -> None:
-    check = partial(
-        resumption.check,
-        fingerprints=run.about["data"],
-        schedule=run.assembly.trainable.course.schedule,
-        pace=run.assembly.pace,
-    )
-    run.restore(resumption.told(), check)
+    settings = run.assembly.settings
+    told: dict[str, object] = resumption.told()
+
+    def check(manifest: Manifest) -> None:
+        most = settings.guard.restarts_without_progress
+        refuse_crash_loop(read_events(run.folder.events_path), most)
+        resumption.check(
+            manifest,
+            fingerprints=run.about["data"],
+            schedule=run.assembly.trainable.course.schedule,
+            pace=run.assembly.pace,
+        )
+        told["tier"] = resume_tier(manifest.about, run.about, settings.deterministic).value
+
+    run.restore(told, check)
 
 
 def _open_run(
@@ -101,6 +110,7 @@ def _open_run(
         "architecture": prepared.architecture,
         "torch": torch.__version__,
         "ranks": 1,
+        "device": assembly.trainable.device.type,
     }
     try:
         shown = make_observers(settings, name, assembly, folder)

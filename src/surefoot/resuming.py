@@ -6,7 +6,7 @@ promised), to be accepted by name, or impossible (the state does not fit).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
@@ -16,9 +16,38 @@ from surefoot.config.building import make_schedule
 from surefoot.config.load import C, Difference, Resolved, differences
 from surefoot.config.sections import Recipe, Settings
 from surefoot.core.counting import Pace
-from surefoot.core.errors import CheckpointError, RequestError
+from surefoot.core.errors import CheckpointError, RequestError, RunFolderError
+from surefoot.core.reports import Event
 from surefoot.core.schedules import Schedule, first_difference
+from surefoot.observe.events import EventKind
 from surefoot.state.manifest import Manifest
+
+
+class Tier(Enum):
+    """What a resume keeps."""
+
+    T0 = "T0"
+    """Every bit of the state, at every update: the same topology and kernels of fixed order."""
+    T1 = "T1"
+    """Samples, random numbers and counts to the bit; weights as near as two uninterrupted runs."""
+    T2 = "T2"
+    """Another number of ranks: the global order of samples and the random numbers of each sample to
+    the bit; the loss within the noise of another order of summation. Dropout is not promised."""
+
+
+def resume_tier(before: Mapping[str, Any], now: Mapping[str, Any], deterministic: bool) -> Tier:
+    """What going on promises, by what two stretches of a run say about themselves.
+
+    Args:
+        before: `about` of the checkpoint.
+        now: `about` of the process that goes on.
+        deterministic: whether kernels of fixed order are asked for.
+    """
+    if before.get("ranks", 1) != now.get("ranks", 1):
+        return Tier.T2
+    same = all(before.get(name, now.get(name)) == now.get(name) for name in ("torch", "device"))
+    fixed_order = deterministic or now.get("device") == "cpu"
+    return Tier.T0 if same and fixed_order else Tier.T1
 
 
 class ChangeClass(Enum):
@@ -30,6 +59,7 @@ class ChangeClass(Enum):
 
 
 SAFE_FIELDS = (
+    "name",
     "log.",
     "loader.",
     "checkpoint.",
@@ -40,6 +70,22 @@ SAFE_FIELDS = (
 )
 """Where and when things are written, how samples are fetched, how long the run is, and the
 cooldown of a schedule whose cooldown was left to be decided."""
+
+ACCEPT_FIELDS = (
+    "seed",
+    "device",
+    "deterministic",
+    "data.",
+    "task.",
+    "optimizer.",
+    "schedule.",
+    "precision.",
+    "train.",
+    "evaluate.",
+    "ema.",
+    "early_stopping.",
+)
+"""Each changes a number that the run would have had."""
 
 IMPOSSIBLE_FIELDS = ("model.", "optimizer.kind", "ema.kind", "task.kind", "data.kind")
 """The saved tensors belong to these."""
@@ -113,6 +159,36 @@ class Resumption:
                 rule=f"a resume at step {manifest.step} does not rewrite what is done",
                 remedy="start the cooldown later, or accept it with --accept-change schedule",
             )
+
+
+def refuse_crash_loop(events: Iterable[Event], most: int) -> None:
+    """Refuses a resume where the last ones have led to nothing.
+
+    Args:
+        events: everything that has happened to the run.
+        most: resumes since the last new checkpoint.
+
+    Raises:
+        RunFolderError: there were so many.
+    """
+    resumes, saved_step, failure = 0, -1, ""
+    for event in events:
+        if event.kind == EventKind.RESUME:
+            resumes += 1
+        elif event.kind == EventKind.FAILURE:
+            failure = event.message
+        elif event.kind in (EventKind.FINISHED, EventKind.STOPPED) or (
+            event.kind == EventKind.SAVE and event.step > saved_step
+        ):
+            resumes, saved_step, failure = 0, max(saved_step, event.step), ""
+    if resumes >= most:
+        raise RunFolderError(
+            f"the run was resumed {resumes} times without getting beyond step {saved_step}",
+            where=f"the last failure: {failure}" if failure else "it was killed without a word",
+            rule=f"guard.restarts_without_progress is {most}",
+            remedy="see events.jsonl for what ends it; then resume with a larger "
+            "guard.restarts_without_progress",
+        )
 
 
 def accept_differences(

@@ -109,7 +109,8 @@ class FolderRun:
 
     def begin(self) -> None:
         """Says that the run starts from nothing."""
-        self.tell(EventKind.START, "started", {"seed": self.assembly.settings.seed})
+        told = {"seed": self.assembly.settings.seed, "attempt": self.folder.lease.attempt}
+        self.tell(EventKind.START, "started", told)
 
     def restore(
         self, told: Mapping[str, object], check: Callable[[Manifest], None] = lambda _: None
@@ -133,7 +134,12 @@ class FolderRun:
         self.tell(
             EventKind.RESUME,
             f"resumed from {path.name}",
-            {"checkpoint": path.name, "moved_rows": moved.name if moved else None, **told},
+            {
+                "checkpoint": path.name,
+                "moved_rows": moved.name if moved else None,
+                "attempt": self.folder.lease.attempt,
+                **told,
+            },
         )
         return manifest.step
 

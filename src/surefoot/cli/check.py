@@ -120,7 +120,7 @@ def _progress(session: Session) -> Iterator[Callable[[str], None]]:
 
 
 def _answer(session: Session, recipe: str, proof: ResumeProof, out: Path | None) -> int:
-    from surefoot.verify.resume_proof import Tier
+    from surefoot.resuming import Tier
 
     difference = proof.difference
     code = EXIT_DONE if proof.passed else EXIT_FOUND

@@ -13,7 +13,6 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from surefoot.core.errors import RequestError, SurefootError
 from surefoot.observe.metrics_log import read_rows
 from surefoot.observe.metrics_schema import deterministic
 from surefoot.observe.run_folder import CHECKPOINTS_NAME, METRICS_NAME
+from surefoot.resuming import Tier
 from surefoot.state.checkpoint import list_checkpoints, newest_whole
 from surefoot.verify.children import child
 from surefoot.verify.state_hash import differing_pieces
@@ -42,16 +42,9 @@ OVERRIDES = (
     "log.console=off",
     "log.tensorboard=false",
     f"checkpoint.every={SAVE_EVERY} steps",
+    # It is killed on purpose.
+    "guard.restarts_without_progress=1000000",
 )
-
-
-class Tier(Enum):
-    """What a resume keeps."""
-
-    T0 = "T0"
-    """Every bit of the state, at every update."""
-    T1 = "T1"
-    """Samples, random numbers and counts to the bit; weights as near as two uninterrupted runs."""
 
 
 @dataclass(frozen=True, slots=True)

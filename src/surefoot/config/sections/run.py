@@ -79,6 +79,8 @@ class GuardSection(Section):
     non_finite: Literal["stop", "skip"] = "stop"
     skip_budget: Whole = 10
     """Updates that `skip` may skip before the run stops."""
+    restarts_without_progress: Whole = 3
+    """A run that was resumed so often since its last new checkpoint is not resumed again."""
 
 
 class EmaOffSection(Section):
