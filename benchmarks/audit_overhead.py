@@ -1,9 +1,9 @@
 """What `surefoot audit` adds to a loop: the GPT of the demo and a residual network on digits.
 
-Both loops are plain PyTorch. Each is run bare, under `light` and under `deep` in turn, several times
-over, and the best of each counts: what is slower is the neighbours' doing. Everything that the audit
-does is inside the clock, attaching and the rules' last words too. Processor time stands beside the
-wall time, which another process can stretch; the limits hold for both.
+Both loops are plain PyTorch. Each is run bare, under `light` and under `deep` in turn, several
+times over, and the best of each counts: what is slower is the neighbours' doing. Everything that
+the audit does is inside the clock, attaching and the rules' last words too. Processor time stands
+beside the wall time, which another process can stretch; the limits hold for both.
 
     python benchmarks/audit_overhead.py [--updates 60] [--repetitions 5] [--only gpt|resnet]
 """
@@ -71,8 +71,8 @@ def gpt(updates: int) -> None:
     """The model, micro-batch and sequence length of the demo."""
     torch.manual_seed(0)
     config = GPTConfig(
-        vocabulary_size=VOCABULARY, sequence_length=LENGTH, num_layers=4, num_heads=4, num_kv_heads=4,
-        embedding_dim=128, feedforward_dim=384,
+        vocabulary_size=VOCABULARY, sequence_length=LENGTH, num_layers=4, num_heads=4,
+        num_kv_heads=4, embedding_dim=128, feedforward_dim=384,
     )  # fmt: skip
     ids = torch.randint(VOCABULARY, (256, LENGTH))
     loop(GPT(config), TensorDataset(ids, ids), 16, updates, next_token_loss)

@@ -11,8 +11,9 @@ import pytest
 from surefoot.cli.main import run as command
 from surefoot.core.errors import RequestError
 from surefoot.sanitizer import output
+from surefoot.sanitizer.request import Request
 from surefoot.sanitizer.rules import all_rules
-from surefoot.sanitizer.run import Request, Result, audit
+from surefoot.sanitizer.supervise import Result, audit
 
 LOOP = """
 import sys, torch

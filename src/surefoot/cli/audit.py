@@ -13,7 +13,7 @@ from surefoot.core.errors import EXIT_DONE, EXIT_FOUND, RequestError
 
 if TYPE_CHECKING:
     from surefoot.core.finding import Finding
-    from surefoot.sanitizer.run import Result
+    from surefoot.sanitizer.supervise import Result
 
 STYLES = {"error": "bold red", "warning": "bold yellow", "hint": "bold cyan"}
 LEVELS = ("light", "deep")
@@ -54,8 +54,8 @@ def audit(
 ) -> None:
     """Run a training script, of any kind, and say what is wrong in its loop."""
     from surefoot.sanitizer import output
-    from surefoot.sanitizer.run import Request
-    from surefoot.sanitizer.run import audit as run_audit
+    from surefoot.sanitizer.request import Request
+    from surefoot.sanitizer.supervise import audit as run_audit
 
     session: Session = context.obj
     if level not in LEVELS:
@@ -74,11 +74,16 @@ def audit(
         num_ranks=num_ranks,
     )
     result = run_audit(request)
+    if result.is_told_elsewhere:
+        raise typer.Exit(result.exit_code)
     findings, known = output.without_baseline(result.findings, base)
+    if places["s"] or places["j"]:
+        # Both list the rules, which load torch.
+        from surefoot.sanitizer import formats
     if places["s"]:
-        places["s"].write_text(output.as_sarif(findings), encoding="utf-8")
+        places["s"].write_text(formats.as_sarif(findings), encoding="utf-8")
     if places["j"]:
-        places["j"].write_text(output.as_junit(findings), encoding="utf-8")
+        places["j"].write_text(formats.as_junit(findings), encoding="utf-8")
     session.answer(
         {
             "findings": [finding.as_json() for finding in findings],

@@ -6,7 +6,6 @@ Data workers are left alone.
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import multiprocessing.process
 import os
@@ -14,8 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from surefoot.sanitizer.request import request_from_json, write_report
+from surefoot.sanitizer.reporter import Reporter
+from surefoot.sanitizer.request import request_from_json
 from surefoot.sanitizer.session import Audit
+from surefoot.sanitizer.summary import write_report
 
 
 class AuditedTarget:
@@ -30,14 +31,14 @@ class AuditedTarget:
         request = request_from_json(self.request)
         _forget_inherited()
         watch = Audit(deep=request.deep, max_updates=request.max_updates)
+        if "RANK" not in os.environ:
+            watch.rank_by_name = _rank_seen(args, self.folder)
         try:
-            with watch:
+            with watch, Reporter(watch, Path(self.folder)):
                 return self.target(*args, **kwargs)
         finally:
             summary = watch.summary()
             if watch.trace.updates or watch.findings:
-                if "RANK" not in os.environ and watch.trace.rank is None:
-                    summary.rank = _rank_seen(args, self.folder)
                 write_report(summary, Path(self.folder))
 
 
@@ -93,20 +94,3 @@ class Followers:
         traceback: TracebackType | None,
     ) -> None:
         multiprocessing.process.BaseProcess.start = self._original  # type: ignore[method-assign]
-
-
-def launch_ranks(request: str, folder: Path, num_ranks: int) -> int:
-    """Starts `num_ranks` ranks on this machine by torch's own launcher; returns its exit code."""
-    from torch.distributed import run as torchrun
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
-    values = json.loads(request)
-    options = ["--standalone", f"--nproc-per-node={num_ranks}", "-m", "surefoot.sanitizer.run"]
-    try:
-        torchrun.main([*options, str(folder), json.dumps({**values, "num_ranks": 1})])
-    except ChildFailedError as failed:
-        codes = [failure.exitcode for failure in failed.failures.values()]
-        return next((code for code in codes if code), 1)
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else 1
-    return 0

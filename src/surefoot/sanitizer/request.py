@@ -1,13 +1,13 @@
-"""What is to be audited, and how a process hands over what it saw. Runs nothing."""
+"""What is to be audited. Imports no torch; runs nothing."""
 
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from surefoot.sanitizer.session import Summary
+
+class StopAudit(BaseException):
+    """Ends the script after the number of updates that was asked for."""
 
 
 @dataclass(frozen=True)
@@ -23,20 +23,12 @@ class Request:
 
 
 def request_as_json(request: Request) -> str:
-    """A request for the ranks that run it."""
+    """A request for the processes that run it."""
     return json.dumps(request.__dict__)
 
 
 def request_from_json(text: str) -> Request:
-    """The inverse of `request_as_json`, for one rank."""
+    """The inverse of `request_as_json`, for one process."""
     values = json.loads(text)
     values["arguments"] = tuple(values["arguments"])
     return replace(Request(**values), num_ranks=1)
-
-
-def write_report(summary: Summary, folder: Path) -> None:
-    """Leaves what one process saw where the one that started it looks."""
-    file = folder / f"report-{summary.rank:05d}-{os.getpid()}.json"
-    temporary = file.with_suffix(".part")
-    temporary.write_text(json.dumps(summary.as_json(), default=str))
-    temporary.replace(file)

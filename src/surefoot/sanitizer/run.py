@@ -1,116 +1,89 @@
-"""Runs a script, a module or a group of ranks under the audit, and collects what they say.
+"""Runs a script or a module under the audit, in this process; the entry point of audited processes.
 
 The script's own exit code is passed on; what it raises is reported and never swallowed in silence.
+Imports no torch: that is left to the script.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
+import importlib.machinery
 import os
 import runpy
+import signal
 import sys
-import tempfile
+import threading
 import traceback
 import types
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from surefoot.core.errors import RequestError
-from surefoot.core.finding import Finding
-from surefoot.sanitizer.children import Followers, launch_ranks, remember
-from surefoot.sanitizer.request import (
-    Request,
-    request_as_json,
-    request_from_json,
-    write_report,
-)
-from surefoot.sanitizer.session import Audit, Summary, merged
-from surefoot.sanitizer.trace import StopAudit
+from surefoot.sanitizer.attachment import Attachment
+from surefoot.sanitizer.request import Request, StopAudit, request_from_json
+from surefoot.sanitizer.summary import Summary, write_report
 
-
-@dataclass(frozen=True)
-class Result:
-    """What came of it."""
-
-    findings: list[Finding]
-    exit_code: int
-    """The script's own."""
-    outcome: str
-    updates: int
-    num_processes: int
-    internal_errors: tuple[str, ...] = ()
-
-
-def audit(request: Request) -> Result:
-    """Runs `request` to its end.
-
-    Raises:
-        RequestError: there is no such script.
-    """
-    if not request.is_module and not Path(request.target).is_file():
-        raise RequestError(
-            f"there is no script {request.target}",
-            rule="SCRIPT is a Python file; with -m it is a module",
-        )
-    with tempfile.TemporaryDirectory(prefix="surefoot-audit-") as name:
-        folder = Path(name)
-        if request.num_ranks > 1:
-            code = launch_ranks(request_as_json(request), folder, request.num_ranks)
-            own = None
-        else:
-            own, code = run_here(request, folder)
-        summaries = [Summary.from_json(json.loads(f.read_text())) for f in _reports(folder)]
-        if own is not None and (own.updates or own.findings or not summaries):
-            summaries.insert(0, own)
-    return Result(
-        findings=merged(summaries) if summaries else [],
-        exit_code=code,
-        outcome=_joint([summary.outcome for summary in summaries]),
-        updates=max((summary.updates for summary in summaries), default=0),
-        num_processes=max(len(summaries), 1),
-        internal_errors=tuple(e for summary in summaries for e in summary.internal_errors),
-    )
-
-
-def _reports(folder: Path) -> list[Path]:
-    return sorted(folder.glob("report-*.json"))
-
-
-def _joint(outcomes: Sequence[str]) -> str:
-    for outcome in ("crashed", "interrupted", "stopped", "completed"):
-        if outcome in outcomes:
-            return outcome
-    return "crashed"
+CODE_OF_INTERRUPT = 130
 
 
 def run_here(request: Request, folder: Path) -> tuple[Summary, int]:
-    """Runs the script in this process; returns what was seen and its exit code."""
-    watch = Audit(deep=request.deep, max_updates=request.max_updates)
-    code, outcome = 0, "completed"
+    """Runs the script in this process; returns what was seen and its exit code.
+
+    A script that ends its process ends the caller too.
+    """
     saved_argv, saved_path = sys.argv[:], sys.path[:]
     saved_main = sys.modules["__main__"]
-    watch.probe.attach()
-    remember(watch)
+    attachment = Attachment(request, folder)
+    attachment.attach()
+    code, outcome = 1, "crashed"
     try:
-        with Followers(request_as_json(request), folder):
-            _execute(request)
-    except StopAudit:
-        outcome = "stopped"
-    except SystemExit as stop:
-        code = _exit_code(stop)
-        outcome = "completed" if code == 0 else "crashed"
-    except KeyboardInterrupt:
-        code, outcome = 130, "interrupted"
-    except BaseException:
-        code, outcome = 1, "crashed"
-        _print_users_traceback()
+        code, outcome = _outcome_of(request)
     finally:
-        sys.stdout.flush()
-        watch.end(outcome)
+        summary = attachment.end(outcome)
         sys.argv, sys.path = saved_argv, saved_path
         sys.modules["__main__"] = saved_main
-    return watch.summary(), code
+    return summary, code
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Entry of a process that does nothing else: folder and request."""
+    folder, request = Path(arguments[0]), request_from_json(arguments[1])
+    if not sys.flags.safe_path:
+        # What `-m` put there for us; a script has its own folder there instead.
+        sys.path.pop(0)
+    attachment = Attachment(request, folder)
+    attachment.attach_with_torch()
+    code, outcome = _outcome_of(request)
+    if outcome in ("completed", "crashed"):
+        _wait_for_threads()
+    # From here on an impatient Ctrl-C would only cost the report.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    is_news = not attachment.has_nothing_new
+    summary = attachment.end(outcome)
+    if is_news:
+        with contextlib.suppress(OSError):
+            write_report(summary, folder)
+    return code
+
+
+def _outcome_of(request: Request) -> tuple[int, str]:
+    try:
+        _execute(request)
+    except StopAudit:
+        return 0, "stopped"
+    except SystemExit as stop:
+        code = _exit_code(stop)
+        return code, "completed" if code == 0 else "crashed"
+    except KeyboardInterrupt:
+        _show_users_error()
+        return CODE_OF_INTERRUPT, "interrupted"
+    except BaseException:
+        _show_users_error()
+        return 1, "crashed"
+    finally:
+        # A script may have closed or replaced it.
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+    return 0, "completed"
 
 
 def _execute(request: Request) -> None:
@@ -120,9 +93,12 @@ def _execute(request: Request) -> None:
         runpy.run_module(request.target, run_name="__main__", alter_sys=True)
         return
     path = os.path.abspath(request.target)
-    sys.path.insert(0, os.path.dirname(path))
+    sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
     main = types.ModuleType("__main__")
-    main.__dict__.update(__file__=path, __builtins__=__builtins__, __spec__=None)
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    # As Python fills in the main module of a script.
+    main.__dict__.update(__file__=path, __builtins__=__builtins__, __loader__=loader)
+    main.__dict__.update(__spec__=None, __package__=None, __cached__=None, __annotations__={})
     sys.modules["__main__"] = main
     with open(path, "rb") as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)
@@ -138,21 +114,24 @@ def _exit_code(stop: SystemExit) -> int:
     return 1
 
 
-def _print_users_traceback() -> None:
+def _show_users_error() -> None:
     kind, error, trace = sys.exc_info()
     # The frames of the audit itself say nothing to the user.
-    while trace is not None and "sanitizer" in trace.tb_frame.f_code.co_filename:
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__):
         trace = trace.tb_next
-    if kind is not None:
+    if kind is None or error is None:
+        return
+    if sys.excepthook is not sys.__excepthook__:
+        sys.excepthook(kind, error, trace)
+    else:
         traceback.print_exception(kind, error, trace)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Entry of one rank: folder and request."""
-    folder, text = Path(arguments[0]), arguments[1]
-    summary, code = run_here(request_from_json(text), folder)
-    write_report(summary, folder)
-    return code
+def _wait_for_threads() -> None:
+    # Python waits for them at its end; what they train is to be seen.
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.main_thread():
+            thread.join()
 
 
 if __name__ == "__main__":

@@ -2,51 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from types import TracebackType
-from typing import Any
 
-from surefoot.core.finding import Certainty, Finding, Severity
+from surefoot.core.finding import Finding
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.frames import NOWHERE
 from surefoot.sanitizer.probe import Probe
+from surefoot.sanitizer.request import StopAudit
 from surefoot.sanitizer.rules import all_rules
 from surefoot.sanitizer.rules.base import Rule
+from surefoot.sanitizer.summary import Summary, ordered
 from surefoot.sanitizer.suppressions import is_suppressed
-from surefoot.sanitizer.trace import StopAudit, Trace
-
-
-@dataclass
-class Summary:
-    """What one process has to say; JSON-able by `as_json`."""
-
-    rank: int
-    outcome: str
-    updates: int
-    findings: list[Finding]
-    facts: dict[str, Any] = field(default_factory=dict)
-    internal_errors: list[str] = field(default_factory=list)
-
-    def as_json(self) -> dict[str, Any]:
-        plain = dataclasses.asdict(self)
-        plain["findings"] = [finding.as_json() for finding in self.findings]
-        return plain
-
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> Summary:
-        values = dict(plain)
-        values["findings"] = [_finding(f) for f in plain["findings"]]
-        return cls(**values)
-
-
-def _finding(plain: Mapping[str, Any]) -> Finding:
-    values = dict(plain)
-    values["severity"] = Severity(plain["severity"])
-    values["certainty"] = Certainty(plain["certainty"])
-    return Finding(**values)
+from surefoot.sanitizer.trace import Trace
 
 
 class Audit:
@@ -73,6 +42,8 @@ class Audit:
             self.trace.listen(rule)
         self.findings: list[Finding] = []
         self.outcome = ""
+        self.rank_by_name = int(os.environ.get("RANK", "0") or 0)
+        """Rank where no process group tells."""
 
     def __enter__(self) -> Audit:
         self.probe.attach()
@@ -96,14 +67,19 @@ class Audit:
             self.trace.emit, ev.RunEnded(seq=self.trace.tick(), site=NOWHERE, outcome=outcome)
         )
         self.probe.detach()
+        self.findings = self._found()
+
+    def _found(self) -> list[Finding]:
+        found: list[Finding] = []
         for rule in self.rules:
             try:
-                self.findings += [f for f in rule.findings() if not is_suppressed(f)]
+                found += [f for f in rule.findings() if not is_suppressed(f)]
             except Exception:
                 self.trace.note_error(type(rule).__name__)
-        self.findings = ordered(self.findings)
+        return ordered(found)
 
-    def summary(self) -> Summary:
+    def summary(self, outcome: str = "") -> Summary:
+        """What there is to say; with an `outcome`, of an audit that has not ended yet."""
         facts = {}
         for rule in self.rules:
             try:
@@ -115,10 +91,10 @@ class Audit:
                 facts[rule.info.code] = value
         rank = self.trace.rank
         return Summary(
-            rank=int(os.environ.get("RANK", "0") or 0) if rank is None else rank,
-            outcome=self.outcome,
+            rank=self.rank_by_name if rank is None else rank,
+            outcome=outcome or self.outcome,
             updates=self.trace.updates,
-            findings=self.findings,
+            findings=self._found() if outcome else self.findings,
             facts=facts,
             internal_errors=self.trace.internal_errors,
         )
@@ -130,35 +106,3 @@ def _outcome(error: BaseException | None) -> str:
     if isinstance(error, StopAudit):
         return "stopped"
     return "interrupted" if isinstance(error, KeyboardInterrupt) else "crashed"
-
-
-_RANKING = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.HINT: 2}
-
-
-def ordered(findings: Iterable[Finding]) -> list[Finding]:
-    """By severity, code and place, each place once per code."""
-    unique = {(f.code, f.file, f.line, f.message): f for f in findings}
-    return sorted(unique.values(), key=lambda f: (_RANKING[f.severity], f.code, f.file, f.line))
-
-
-def merged(summaries: Iterable[Summary]) -> list[Finding]:
-    """The findings of several processes as one list, with ranks named."""
-    summaries = list(summaries)
-    if len(summaries) == 1:
-        return summaries[0].findings
-    ranks: dict[tuple[str, str, int], set[int]] = {}
-    first: dict[tuple[str, str, int], Finding] = {}
-    for summary in summaries:
-        for finding in summary.findings:
-            key = (finding.code, finding.file, finding.line)
-            ranks.setdefault(key, set()).add(summary.rank)
-            first.setdefault(key, finding)
-    found = [
-        dataclasses.replace(f, evidence={**f.evidence, "ranks": sorted(ranks[key])})
-        for key, f in first.items()
-    ]
-    for rule in all_rules():
-        facts = {s.rank: s.facts[rule.info.code] for s in summaries if rule.info.code in s.facts}
-        if len(facts) > 1:
-            found += [f for f in rule.across(facts) if not is_suppressed(f)]
-    return ordered(found)

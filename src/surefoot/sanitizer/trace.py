@@ -18,6 +18,7 @@ from torch import nn
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.frames import NOWHERE, Site, user_site
+from surefoot.sanitizer.request import StopAudit
 from surefoot.sanitizer.state import (
     WINDOW_LIMIT,
     BackwardRecord,
@@ -41,10 +42,6 @@ ROOTS_KEPT = 64
 INTERNAL_ERRORS_KEPT = 20
 
 
-class StopAudit(BaseException):
-    """Ends the script after the number of updates that was asked for."""
-
-
 class Trace:
     """Everything that is known of one process."""
 
@@ -64,6 +61,7 @@ class Trace:
         self._trained: dict[int, tuple[int, bool]] = {}
         self.before_end: list[Callable[[], None]] = []
         """What parts of the probe still want to report when the script is over."""
+        self.after_update: list[Callable[[], None]] = []
         self.data = DataPosition()
         self.causes: list[str] = []
         """Known calls that are running, outermost first: `backward`, `step`, `clip`, ..."""
@@ -385,7 +383,10 @@ class Trace:
         optimizer.cleared = False
         optimizer.unscaled = False
 
-    def check_limit(self) -> None:
+    def finish_update(self) -> None:
+        """The last thing of an update, when nothing of it is observed any more."""
+        for look in tuple(self.after_update):
+            self.safely(look)
         if self.max_updates is not None and self.updates >= self.max_updates:
             raise StopAudit
 

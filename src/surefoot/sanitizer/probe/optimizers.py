@@ -84,7 +84,7 @@ def attach(patches: Patches) -> None:
             if trace.causes and trace.causes[-1] == "step":
                 trace.causes.pop()
             if trace.active:
-                trace.check_limit()
+                trace.finish_update()
 
     patches.around(Optimizer, "__init__", construct)
     patches.around(Optimizer, "zero_grad", _zero_optimizer(trace))
