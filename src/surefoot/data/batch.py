@@ -8,8 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -31,8 +30,7 @@ class CursorLike(Protocol):
     def as_json(self) -> dict[str, Any]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
+class MicroBatch(NamedTuple):
     """What one forward and backward sees on one rank, and where the run stands after it."""
 
     data: Any

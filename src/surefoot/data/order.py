@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -205,8 +205,7 @@ START = Cursor()
 _NOTHING: IndexArray = np.empty(0, dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PlannedBatch:
+class PlannedBatch(NamedTuple):
     """One micro-batch of one rank, before any data is read."""
 
     epoch: int

@@ -7,9 +7,8 @@ changes a weight.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import isfinite
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +22,9 @@ NUM_HOST_BUFFERS = 2
 class Parcel(Protocol):
     """Scalars on their way to the host."""
 
+    at_once: bool
+    """Whether they were computed as soon as they were queued, as on a CPU."""
+
     def has_arrived(self) -> bool:
         """Whether `read` would return at once. Never waits."""
         ...
@@ -32,37 +34,35 @@ class Parcel(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class SentNorm:
-    """The global gradient norm on its way to the host."""
+class Sent(NamedTuple):
+    """The numbers of an update, on their way to the host."""
 
+    names: tuple[str, ...]
     parcel: Parcel
+    known: Mapping[str, float]
+    """Scalars that the host knew already."""
 
     def is_finite(self) -> bool | None:
-        """Whether the norm is finite; None while the device has not come to it. Never waits."""
-        return isfinite(self.parcel.read()[0]) if self.parcel.has_arrived() else None
+        """Whether the gradient norm is finite; None while the device has not come to it."""
+        if not self.parcel.has_arrived():
+            return None
+        return isfinite(self.parcel.read()[self.names.index("grad_norm")])
+
+    def read(self) -> dict[str, float]:
+        """Waits for all."""
+        return {**self.known, **dict(zip(self.names, self.parcel.read(), strict=True))}
 
 
-@dataclass(frozen=True, slots=True)
-class PendingReport:
+class PendingReport(NamedTuple):
     """An update that was queued; its scalars may not have been computed yet."""
 
     window: Window
     denominators: Mapping[str, float]
     rates: Mapping[str, float]
-    known: Mapping[str, float]
-    """Scalars that the host knew already."""
-    sent: Mapping[tuple[str, ...], Parcel]
-    """The others, by the names of what each parcel holds."""
+    scalars: Callable[[], dict[str, float]]
+    """Waits for them."""
     computed_at_once: bool
     """Whether the update was complete when it was queued, as on a CPU."""
-
-    def scalars(self) -> dict[str, float]:
-        """Waits for all."""
-        scalars = dict(self.known)
-        for names, parcel in self.sent.items():
-            scalars.update(zip(names, parcel.read(), strict=True))
-        return scalars
 
 
 class HostMailbox:
@@ -94,9 +94,10 @@ class _KeptParcel:
 
     def __init__(self, scalars: Sequence[Tensor]) -> None:
         self._scalars = scalars
+        self.at_once = scalars[0].device.type == "cpu"
 
     def has_arrived(self) -> bool:
-        return self._scalars[0].device.type == "cpu"
+        return self.at_once
 
     def read(self) -> list[float]:
         return [float(scalar) for scalar in self._scalars]
@@ -104,6 +105,8 @@ class _KeptParcel:
 
 class _PinnedParcel:
     """Pinned memory and the event that says when it holds the numbers."""
+
+    at_once = False
 
     def __init__(self, dtypes: tuple[torch.dtype, ...]) -> None:
         self._places = [torch.empty((), dtype=dtype, pin_memory=True) for dtype in dtypes]
@@ -116,7 +119,7 @@ class _PinnedParcel:
         self._arrived.record()
 
     def has_arrived(self) -> bool:
-        return self._arrived.query()
+        return bool(self._arrived.query())
 
     def read(self) -> list[float]:
         self._arrived.synchronize()
@@ -136,35 +139,35 @@ class Signals:
     ) -> None:
         self._measure_weight_norm = measure_weight_norm
         self._weight_norm_every_steps = weight_norm_every_steps
-        self._norms = HostMailbox()
-        self._others = HostMailbox()
+        self._mailbox = HostMailbox()
+        self._weight_norms = HostMailbox()
 
-    def send_norm(self, grad_norm: Tensor) -> SentNorm:
-        """Starts the copy of the gradient norm, as soon as it is queued."""
-        return SentNorm(self._norms.send((grad_norm,)))
+    def send(self, scalars: Mapping[str, Tensor | float]) -> Sent:
+        """Starts the copy of the numbers of an update, once they are queued."""
+        tensors = {name: value for name, value in scalars.items() if isinstance(value, Tensor)}
+        known = {name: value for name, value in scalars.items() if isinstance(value, float)}
+        return Sent(tuple(tensors), self._mailbox.send(tuple(tensors.values())), known)
 
-    def send(
+    def report(
         self,
         window: Window,
         denominators: Mapping[str, float],
         rates: Mapping[str, float],
         step: int,
-        norm: SentNorm,
-        scalars: Mapping[str, Tensor | float],
+        sent: Sent,
     ) -> PendingReport:
-        """Queues the copy of `scalars` (and of the weight norm when it is due after `step`)."""
-        tensors = {name: value for name, value in scalars.items() if isinstance(value, Tensor)}
-        known = {name: value for name, value in scalars.items() if isinstance(value, float)}
+        """What will be told of the update, with the weight norm when it is due after `step`."""
+        read: Callable[[], dict[str, float]] = sent.read
         if (step + 1) % self._weight_norm_every_steps == 0:
-            tensors["weight_norm"] = self._measure_weight_norm()
-        parcel = self._others.send(tuple(tensors.values()))
-        sent = {("grad_norm",): norm.parcel, tuple(tensors): parcel}
-        return PendingReport(
-            window, denominators, rates, known, sent, parcel.has_arrived()
-        )
+            weight_norm = self._weight_norms.send((self._measure_weight_norm(),))
+
+            def read() -> dict[str, float]:
+                return {**sent.read(), "weight_norm": weight_norm.read()[0]}
+
+        return PendingReport(window, denominators, rates, read, sent.parcel.at_once)
 
     @staticmethod
     def skipped(window: Window, denominators: Mapping[str, float]) -> PendingReport:
         """The report of a window that carries no weight: there was nothing to compute."""
         nothing = {"loss": 0.0, "grad_norm": 0.0, "loss_scale": 1.0}
-        return PendingReport(window, denominators, {}, nothing, {}, True)
+        return PendingReport(window, denominators, {}, lambda: nothing, True)

@@ -81,11 +81,11 @@ class Update:
         loss_scale = parts.loss_scale.value
         parts.loss_scale.unscale_(gradients)
 
-        # 5. The global norm and the finite flag (false for NaN too), on the device. The norm sets
+        # 5. The global norm and the finite flag (false for NaN too), on the device. The numbers set
         #    out for the host.
         grad_norm = parts.global_norm(gradients)
         finite = grad_norm < inf
-        sent_norm = parts.signals.send_norm(grad_norm)
+        sent = parts.signals.send({**losses, "grad_norm": grad_norm, "loss_scale": loss_scale})
 
         # 6. Clip, once per window.
         parts.clip(gradients, grad_norm)
@@ -94,15 +94,12 @@ class Update:
         #    nothing where the flag is non-finite.
         step = parts.log.settle()
         parts.optimizer.set_rate(*parts.course(step))
-        parts.optimizer.step(finite, known=sent_norm.is_finite())
+        parts.optimizer.step(finite, known=sent.is_finite())
 
         # 8. Loss scale and average follow, the average only where the weights moved.
         parts.loss_scale.update(finite)
         parts.average.update(finite)
 
-        # 9. The report sets out for the host; the log reads it when it has arrived.
-        scalars = {**losses, "loss_scale": loss_scale}
+        # 9. The report is handed to the log, which reads it when it has arrived.
         rates = parts.optimizer.rates()
-        parts.log.hand_over(
-            parts.signals.send(window, denominators, rates, step, sent_norm, scalars)
-        )
+        parts.log.hand_over(parts.signals.report(window, denominators, rates, step, sent))

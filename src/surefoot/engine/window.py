@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from surefoot.data.batch import MicroBatch
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(NamedTuple):
     """The micro-batches of one update on this rank."""
 
     micro_batches: tuple[MicroBatch, ...]
