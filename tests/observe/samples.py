@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from surefoot.core.reports import EvalReport, StepReport
 
 REPORT = StepReport(
@@ -33,4 +31,4 @@ EVALUATION = EvalReport(
 
 def report(window: int, **fields: object) -> StepReport:
     counts = {"step": window, "window": window, "samples": 32 * window, "tokens": 1024 * window}
-    return dataclasses.replace(REPORT, **(counts | fields))  # type: ignore[arg-type]
+    return REPORT._replace(**(counts | fields))

@@ -44,10 +44,9 @@ def test_every_field_of_a_report_stands_in_its_row(path: Path) -> None:
     log.on_eval(EVALUATION)
     log.close()
     step, evaluation = rows(path)
-    for row, source in ((step, REPORT), (evaluation, EVALUATION)):
-        for field in dataclasses.fields(source):
-            value = getattr(source, field.name)
-            assert row[field.name] == (list(value) if isinstance(value, tuple) else value)
+    for row, fields in ((step, REPORT._asdict()), (evaluation, dataclasses.asdict(EVALUATION))):
+        for name, value in fields.items():
+            assert row[name] == (list(value) if isinstance(value, tuple) else value)
     assert step["device_utilization"] == 0.75
 
 

@@ -110,7 +110,7 @@ class _PinnedParcel:
 
     def __init__(self, dtypes: tuple[torch.dtype, ...]) -> None:
         self._places = [torch.empty((), dtype=dtype, pin_memory=True) for dtype in dtypes]
-        self._arrived = torch.cuda.Event()
+        self._arrived = torch.Event(device="cuda")
 
     def take(self, scalars: Sequence[Tensor]) -> None:
         # Few scalars: a copy of each costs less than to stack them first.
