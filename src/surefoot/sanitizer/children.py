@@ -1,4 +1,4 @@
-"""Follows the audit into other interpreters: ranks of a launcher, and spawned processes.
+"""Follows the audit into other interpreters: spawned processes, and scripts that a script starts.
 
 What is patched in a parent is absent in a child that starts anew, so the audit starts again there.
 Data workers are left alone.
@@ -6,17 +6,25 @@ Data workers are left alone.
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import multiprocessing.process
 import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from surefoot.sanitizer.frames import is_user_file
 from surefoot.sanitizer.reporter import Reporter
-from surefoot.sanitizer.request import request_from_json
+from surefoot.sanitizer.request import request_as_json, request_from_json
 from surefoot.sanitizer.session import Audit
 from surefoot.sanitizer.summary import write_report
+
+RUNNER = "surefoot.sanitizer.run"
 
 
 class AuditedTarget:
@@ -64,27 +72,69 @@ def _forget_inherited() -> None:
         watch.trace.active = False
 
 
+def followed(command: Any, request: str, folder: str) -> list[str] | None:
+    """The command that runs the same Python script or module under the audit; None for others.
+
+    >>> followed([sys.executable, "-c", "pass"], "{}", "here") is None
+    True
+    """
+    if not isinstance(command, list | tuple) or not command:
+        return None
+    words = [os.fsdecode(word) for word in command if isinstance(word, str | bytes | os.PathLike)]
+    if len(words) != len(command) or words[0] != sys.executable:
+        return None
+    at = 1
+    while at < len(words) and words[at] in ("-u", "-O", "-B"):
+        at += 1
+    is_module = words[at : at + 1] == ["-m"]
+    at += is_module
+    target = words[at] if at < len(words) else "-"
+    is_script = target.endswith(".py") and os.path.isfile(target) and is_user_file(target)
+    if target.startswith(("-", RUNNER)) or not (is_module or is_script):
+        return None
+    inner = replace(
+        request_from_json(request),
+        target=target,
+        arguments=tuple(words[at + 1 :]),
+        is_module=is_module,
+    )
+    before = words[: at - is_module]
+    return [*before, "-m", RUNNER, folder, request_as_json(inner)]
+
+
 class Followers:
     """While active, child processes that this one starts are audited too."""
 
     def __init__(self, request: str, folder: Path) -> None:
         self.request = request
         self.folder = str(folder)
-        self._original: Any = None
+        self._undo: list[Callable[[], None]] = []
 
     def __enter__(self) -> Followers:
-        base = multiprocessing.process.BaseProcess
-        self._original = base.start
-        request, folder, original = self.request, self.folder, base.start
+        base: Any = multiprocessing.process.BaseProcess
+        opened: Any = subprocess.Popen
+        request, folder = self.request, self.folder
+        start_before, open_before = base.start, opened.__init__
 
         def start(process: Any) -> None:
             target = getattr(process, "_target", None)
             module = getattr(target, "__module__", "") or ""
             if target is not None and not module.startswith(("torch.utils.data", "multiprocess")):
                 process._target = AuditedTarget(target, request, folder)
-            original(process)
+            start_before(process)
 
-        base.start = start  # type: ignore[method-assign, assignment]
+        @functools.wraps(open_before)
+        def open_process(self: Any, args: Any, *rest: Any, **options: Any) -> None:
+            if not options.get("shell") and not options.get("executable"):
+                args = followed(args, request, folder) or args
+            open_before(self, args, *rest, **options)
+
+        base.start = start
+        opened.__init__ = open_process
+        self._undo = [
+            lambda: setattr(base, "start", start_before),
+            lambda: setattr(opened, "__init__", open_before),
+        ]
         return self
 
     def __exit__(
@@ -93,4 +143,5 @@ class Followers:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        multiprocessing.process.BaseProcess.start = self._original  # type: ignore[method-assign]
+        for undo in self._undo:
+            undo()

@@ -38,6 +38,28 @@ def _library_roots() -> tuple[str, ...]:
 
 _ROOTS = _library_roots()
 _known: dict[str, bool] = {}
+_installed: dict[str, bool] = {}
+
+
+def _is_installed_in(folder: str) -> bool:
+    # Where installers put packages (also by `pip install --target`), they leave a record.
+    known = _installed.get(folder)
+    if known is None:
+        try:
+            known = any(name.endswith(".dist-info") for name in os.listdir(folder))
+        except OSError:
+            known = False
+        _installed[folder] = known
+    return known
+
+
+def _is_below_installed(file: str) -> bool:
+    folder = os.path.dirname(os.path.realpath(file))
+    while os.path.isfile(os.path.join(folder, "__init__.py")):
+        folder = os.path.dirname(folder)
+        if folder in sys.path and _is_installed_in(folder):
+            return True
+    return False
 
 
 def is_user_file(file: str) -> bool:
@@ -46,6 +68,7 @@ def is_user_file(file: str) -> bool:
     if known is None:
         known = not file.startswith("<") and not os.path.realpath(file).startswith(_ROOTS)
         known = known and "site-packages" not in file and "dist-packages" not in file
+        known = known and not _is_below_installed(file)
         _known[file] = known
     return known
 

@@ -67,13 +67,26 @@ def _started(trace: Trace, loader: DataLoader[Any]) -> None:
     if state is None:
         state = LoaderState(loader, trace.loaders.next_key(), user_site(3))
         trace.loaders.add(loader, state)
-        state.sampler = type(getattr(loader, "sampler", None)).__name__
+        state.sampler = type(_sampler(loader)).__name__
         try:
             state.num_batches = len(loader)
         except TypeError:
             state.num_batches = None
     state.epochs += 1
     trace.emit(ev.LoaderStarted(seq=trace.tick(), site=user_site(3), loader=state, owner=loader))
+
+
+def _sampler(loader: DataLoader[Any]) -> Any:
+    """What decides the order; with a batch sampler of the user's, torch's `sampler` is unused."""
+    order: Any = getattr(loader, "sampler", None)
+    if getattr(loader, "batch_size", None) is None:
+        order = getattr(loader, "batch_sampler", None) or order
+        for _ in range(4):
+            inner = getattr(order, "batch_sampler", None) or getattr(order, "sampler", None)
+            if inner is None:
+                break
+            order = inner
+    return order
 
 
 def _fetched(trace: Trace, iterator: Any, batch: Any) -> None:

@@ -22,6 +22,9 @@ def known(trace: Trace, optimizer: Optimizer) -> OptimizerState:
     """The state of an optimizer, made now if it was built before the audit began."""
     state = trace.optimizers.find(optimizer)
     if state is None:
+        inner = _wrapped(optimizer)
+        if inner is not None:
+            return trace.optimizers.add(optimizer, known(trace, inner), keep=0)
         key = trace.optimizers.next_key()
         state = OptimizerState(optimizer, key, user_site(2), trace.tick())
         trace.optimizers.add(optimizer, state)
@@ -32,6 +35,16 @@ def known(trace: Trace, optimizer: Optimizer) -> OptimizerState:
                 trace.observe_gradients([parameter])
         trace.emit(ev.OptimizerCreated(seq=state.created, site=state.site, optimizer=state))
     return state
+
+
+def _wrapped(optimizer: Optimizer) -> Optimizer | None:
+    """The optimizer behind one that has no groups of its own, such as Accelerate's."""
+    own = vars(optimizer)
+    if "param_groups" in own:
+        return None
+    groups = optimizer.param_groups
+    inner = (value for value in own.values() if isinstance(value, Optimizer))
+    return next((value for value in inner if value.param_groups is groups), None)
 
 
 def attach(patches: Patches) -> None:

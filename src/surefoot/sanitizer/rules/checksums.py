@@ -70,6 +70,10 @@ class Checksums:
         self.synchronised: dict[int, bool] = {}
         """Whether the latest forward of each wrapper will reduce, since the last update."""
         self._taken: set[str] = set()
+        self._closure_of = 0
+        """Key of the optimizer whose step runs a closure now."""
+        self._found: dict[str, str] = {}
+        """Its weights before that step."""
 
     def once(self, kind: str, seq: int) -> bool:
         """True for the first of the rules that hand on one event."""
@@ -84,18 +88,38 @@ class Checksums:
         if len(ranks) > len(self.group):
             self.group = ranks
 
-    def step(self, trace: Trace, optimizer: OptimizerState, site: Site) -> None:
+    def begin(self, trace: Trace, event: ev.StepBegin) -> None:
+        """Notes what a step finds; one with a closure has its gradients only when it ends."""
+        optimizer, n = event.optimizer, event.optimizer.steps + 1
         if not (dist.is_available() and dist.is_initialized()):
             return
+        if event.closure:
+            self._found = _digests(trace, optimizer)[1] if sampled(n) else {}
+            self._closure_of = optimizer.key
+            return
+        self._note(optimizer, event.site)
+        if sampled(n):
+            sums = self.optimizers[optimizer.key]
+            sums.gradients[n], sums.weights[n] = _digests(trace, optimizer)
+
+    def end(self, trace: Trace, event: ev.StepEnd) -> None:
+        """Notes what the closure of a step has left."""
+        optimizer, n = event.optimizer, event.optimizer.steps
+        if self._closure_of != optimizer.key:
+            return
+        self._closure_of = 0
+        self._note(optimizer, event.site)
+        if sampled(n):
+            sums = self.optimizers[optimizer.key]
+            sums.gradients[n], sums.weights[n] = _digests(trace, optimizer)[0], self._found
+
+    def _note(self, optimizer: OptimizerState, site: Site) -> None:
         sums = self.optimizers.setdefault(optimizer.key, OptimizerSums())
         wrappers = {self.wrapper_of.get(id(state.ref())) for state in optimizer.parameters[:32]}
         called = [self.synchronised.pop(w) for w in wrappers if w in self.synchronised]
         sums.windows += bool(called)
         sums.unsynced += bool(called) and not all(called)
-        n = optimizer.steps + 1
-        if sampled(n):
-            sums.place = site
-            sums.gradients[n], sums.weights[n] = _digests(trace, optimizer)
+        sums.place = site
 
     def facts(self) -> Any:
         if len(self.group) < 2 or not self.optimizers:
@@ -167,7 +191,11 @@ class RankRule(Rule, ABC):
 
     def on_step_begin(self, event: ev.StepBegin) -> None:
         if self.sums.once("step", event.seq):
-            self.sums.step(self.trace, event.optimizer, event.site)
+            self.sums.begin(self.trace, event)
+
+    def on_step_end(self, event: ev.StepEnd) -> None:
+        if self.sums.once("end", event.seq):
+            self.sums.end(self.trace, event)
 
     def facts(self) -> Any:
         return self.sums.facts()

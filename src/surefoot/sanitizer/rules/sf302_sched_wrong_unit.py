@@ -17,6 +17,7 @@ PAST = 1.5
 """A horizon passed by this factor is not a rounding error."""
 SHORT = 0.2
 """A run that uses less than this share of a horizon never sees the schedule."""
+FITS = 0.05
 HORIZONS = ("T_max", "total_steps", "total_iters")
 
 
@@ -89,8 +90,12 @@ class SchedWrongUnit(Rule):
         steps, key = state.steps, state.key
         updates = state.optimizer.steps - state.optimizer_steps_at_creation
         micro = sum(n * c for n, c in state.optimizer.window_sizes.items())
+        name, horizon = self.horizons.get(key, ("", 0))
+        # A horizon that ends with the last step was counted in the unit of the steps.
+        fits = bool(name) and abs(steps - horizon) <= FITS * horizon
         if (
             steps >= LEAST_STEPS
+            and not fits
             and updates
             and steps >= PAST * updates
             and steps >= 0.9 * micro
@@ -100,7 +105,6 @@ class SchedWrongUnit(Rule):
                 f"{state} was stepped {steps} times for {updates} updates: once per micro-batch"
                 " instead of once per update."
             )
-        name, horizon = self.horizons.get(key, ("", 0))
         if "Restarts" in state.kind or "Cyclic" in state.kind:
             return ""
         if name and steps >= LEAST_STEPS and steps > PAST * horizon:

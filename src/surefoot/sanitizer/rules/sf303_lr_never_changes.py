@@ -55,8 +55,11 @@ class LrNeverChanges(Rule):
 
     def _other(self, optimizer: OptimizerState) -> OptimizerState | None:
         keys = {parameter.key for parameter in optimizer.parameters}
+        groups = {id(group) for group in optimizer.groups()}
         for other in self.trace.optimizers:
             is_later = other.key != optimizer.key and other.last_step > optimizer.last_step
+            # A wrapper such as Lookahead steps the very groups whose rates the scheduler sets.
+            is_later = is_later and not any(id(group) in groups for group in other.groups())
             if is_later and any(parameter.key in keys for parameter in other.parameters):
                 return other
         return None
