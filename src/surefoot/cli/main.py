@@ -14,7 +14,16 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from surefoot.cli import audit, check, checkpoint, failure, runs, show, train
+from surefoot.cli import (
+    audit,
+    check,
+    checkpoint,
+    checkpoint_exchange,
+    failure,
+    runs,
+    show,
+    train,
+)
 from surefoot.cli.session import Session
 from surefoot.core.errors import EXIT_DONE
 
@@ -44,6 +53,8 @@ app.command("check")(check.check)
 app.command("audit", context_settings=audit.CONTEXT)(audit.audit)
 app.add_typer(show.app, name="show")
 app.command("runs")(runs.list_runs)
+checkpoint.app.command("export")(checkpoint_exchange.export)
+checkpoint.app.command("import")(checkpoint_exchange.import_)
 app.add_typer(checkpoint.app, name="checkpoint")
 
 

@@ -1,0 +1,156 @@
+"""A run's weights for other programs: safetensors, a transformers folder, or a plain state dict.
+
+What is written holds tensors and JSON only. Numbers are not changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from surefoot.core.errors import CheckpointError, MissingDataError, RequestError
+from surefoot.models.gpt import GPTConfig
+from surefoot.state.checkpoint import newest_whole, read_checkpoint
+from surefoot.state.gpt_names import to_transformers
+from surefoot.state.manifest import MANIFEST_NAME, Manifest
+from surefoot.state.run_state import weights_of
+from surefoot.state.tree import Snapshot
+from surefoot.state.weights import CHECKPOINTS_NAME
+
+ExportFormat = Literal["transformers", "safetensors", "pt"]
+SUMS_NAME = "SHA256SUMS"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    folder: Path
+    format: ExportFormat
+    step: int
+    files: tuple[str, ...]
+    tensors: int
+    note: str = ""
+
+
+def export_weights(source: Path, folder: Path, wanted: ExportFormat | None = None) -> Exported:
+    """Writes the weights of a run or checkpoint into a new folder.
+
+    Args:
+        source: a run folder (its newest whole checkpoint) or a checkpoint.
+        wanted: None takes `transformers` where the model has a twin there, else `safetensors`.
+
+    Raises:
+        MissingDataError: there is no checkpoint at `source`.
+        CheckpointError: it is damaged.
+        RequestError: the folder exists, or the model has no twin in transformers.
+    """
+    manifest, snapshot = _read(source)
+    weights = _separate(weights_of(snapshot))
+    architecture = manifest.about.get("architecture")
+    twin = None
+    if wanted in (None, "transformers"):
+        config = _gpt_config(architecture)
+        twin = None if config is None else to_transformers(config, weights)
+        if twin is None and wanted == "transformers":
+            kind = architecture.get("kind") if isinstance(architecture, Mapping) else "own"
+            raise RequestError(
+                f"transformers has no model that computes what this one does (kind: {kind})",
+                where=str(source),
+                rule="a GPT of kind `layernorm, gelu, learned` is a GPT-2, one of kind `rmsnorm, "
+                "swiglu, rope` a Llama; the others have no twin",
+                remedy="export with --format safetensors",
+            )
+    if folder.exists():
+        raise RequestError(
+            "the folder exists already",
+            where=str(folder),
+            rule="an export makes a new folder",
+            remedy="name another one with --out",
+        )
+    folder.mkdir(parents=True)
+    note = ""
+    try:
+        if twin is not None:
+            chosen: ExportFormat = "transformers"
+            fields_of_config = {**twin.config, "dtype": _dtype(twin.tensors)}
+            _write_json(folder / "config.json", fields_of_config)
+            _save(twin.tensors, folder / "model.safetensors")
+            note = "the tokenizer is not part of a checkpoint: it lies in the run's artifacts"
+        elif wanted == "pt":
+            chosen = "pt"
+            torch.save(weights, folder / "model.pt")
+        else:
+            chosen = "safetensors"
+            _save(weights, folder / "model.safetensors")
+            if wanted is None:
+                note = "transformers has no model that computes what this one does"
+        sums = {path.name: _sha256(path) for path in sorted(folder.iterdir())}
+        lines = "".join(f"{digest}  {name}\n" for name, digest in sums.items())
+        (folder / SUMS_NAME).write_text(lines, encoding="utf-8")
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if not isinstance(error, OSError):
+            raise
+        raise CheckpointError(
+            f"the export could not be written: {error.strerror or error}", where=str(folder)
+        ) from error
+    return Exported(folder, chosen, manifest.step, (*sums, SUMS_NAME), len(weights), note)
+
+
+def _read(source: Path) -> tuple[Manifest, Snapshot]:
+    if (source / MANIFEST_NAME).is_file():
+        return read_checkpoint(source)
+    if (source / CHECKPOINTS_NAME).is_dir():
+        _, manifest, snapshot, _ = newest_whole(source / CHECKPOINTS_NAME)
+        return manifest, snapshot
+    raise MissingDataError(
+        "there is no checkpoint",
+        where=str(source),
+        rule="a run folder, or a checkpoint in it",
+        remedy="surefoot runs   lists the runs",
+    )
+
+
+def _gpt_config(architecture: Any) -> GPTConfig | None:
+    if not isinstance(architecture, Mapping) or architecture.get("kind") != "gpt":
+        return None
+    known = {field.name for field in fields(GPTConfig)}
+    return GPTConfig(**{name: v for name, v in architecture.items() if name in known})
+
+
+def _separate(weights: Mapping[str, Any]) -> dict[str, Tensor]:
+    # Tied tensors are one in a checkpoint; each name gets its own here.
+    return {name: tensor.detach().clone().contiguous() for name, tensor in weights.items()}
+
+
+def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
+    seen: set[int] = set()
+    own = {}
+    for name, tensor in tensors.items():
+        pointer = tensor.data_ptr()
+        own[name] = tensor.clone() if pointer in seen else tensor.contiguous()
+        seen.add(pointer)
+    save_file(own, path, {"format": "pt"})
+
+
+def _dtype(tensors: Mapping[str, Tensor]) -> str:
+    return str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

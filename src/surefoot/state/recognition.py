@@ -1,0 +1,216 @@
+"""What a foreign checkpoint is: where in it the weights lie, which model it was, what stays behind.
+
+Works on plain values and tensors that have been read already. It changes names, never numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from surefoot.state.gpt_names import from_gpt2, from_llama
+
+WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")
+CONTAINERS = ("state_dict", "model_state_dict", "model", "module", "params", "weights")
+LAYER = re.compile(r"(?:h|layers)\.(\d+)\.")
+
+
+@dataclass
+class Found:
+    """Weights by name, and what was seen around them."""
+
+    kind: str
+    weights: dict[str, Tensor]
+    left_out: list[str] = field(default_factory=list)
+    """What the file holds and the weights do not: told, never carried in silence."""
+    notes: list[str] = field(default_factory=list)
+    model: dict[str, Any] = field(default_factory=dict)
+    """The model section of a recipe, where the model is one of ours."""
+
+
+def find_weights(content: Any) -> Found:
+    """The weights in what a file held.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if not isinstance(content, Mapping):
+        raise ValueError(f"it holds a {type(content).__name__}, not a dict of tensors")
+    if content and all(isinstance(value, Tensor) for value in content.values()):
+        return Found("state dict", _named(content))
+    for name in CONTAINERS:
+        inner = content.get(name)
+        if isinstance(inner, Mapping) and any(isinstance(v, Tensor) for v in inner.values()):
+            kind = "training checkpoint"
+            if "pytorch-lightning_version" in content:
+                kind = "Lightning checkpoint"
+            elif {"model_args", "iter_num"} <= content.keys():
+                kind = "nanoGPT checkpoint"
+            tensors = {k: v for k, v in inner.items() if isinstance(v, Tensor)}
+            left = [str(key) for key in content if key != name]
+            left += [f"{name}.{key}" for key in inner if key not in tensors]
+            found = Found(kind, _named(tensors), left)
+            if kind == "nanoGPT checkpoint" and isinstance(content["model_args"], Mapping):
+                _as_nanogpt(found, content["model_args"])
+            return found
+    keys = ", ".join(sorted(map(str, content))[:8])
+    raise ValueError(f"no weights were found in it; its keys are: {keys or 'none'}")
+
+
+def without_wrappers(found: Found) -> None:
+    """Takes the prefixes of wrappers off the names, and that of a LightningModule's one model.
+
+    Raises:
+        ValueError: two tensors would have one name.
+    """
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in found.weights.items():
+        bare = name
+        for wrapper in WRAPPERS:
+            bare = bare.replace(wrapper, "") if wrapper != "module." else bare
+        while bare.startswith("module."):
+            bare = bare.removeprefix("module.")
+        if bare in renamed:
+            raise ValueError(f"two tensors are named {bare!r}")
+        renamed[bare] = tensor
+    first = {name.partition(".")[0] for name in renamed}
+    if found.kind == "Lightning checkpoint" and len(first) == 1 and all("." in n for n in renamed):
+        (prefix,) = first
+        renamed = {name.partition(".")[2]: tensor for name, tensor in renamed.items()}
+        found.notes.append(f"the prefix '{prefix}.' of the LightningModule was taken off")
+    if renamed.keys() != found.weights.keys():
+        found.notes.append("names carry no prefix of a wrapper any more")
+    found.weights = renamed
+
+
+def as_our_gpt(found: Found, config: Mapping[str, Any]) -> None:
+    """Renames GPT-2 and Llama to our decoder, where it computes the same.
+
+    Args:
+        config: the fields of `config.json`.
+    """
+    kind = config.get("model_type")
+    if kind == "gpt2":
+        _as_gpt2(found, config)
+    elif kind == "llama":
+        _as_llama(found, config)
+    elif kind is not None:
+        found.notes.append(f"'{kind}' is none of our models: names are as they were")
+
+
+def _as_nanogpt(found: Found, arguments: Mapping[str, Any]) -> None:
+    tensors = _without(_unwrapped(found.weights), "transformer.")
+    found.weights = from_gpt2(tensors, int(arguments["n_layer"]), turned=False)
+    found.model = _gpt2_section(
+        tensors,
+        int(arguments["n_layer"]),
+        int(arguments["n_head"]),
+        bias="ln_f.bias" in tensors,
+        epsilon=1e-5,
+        tied=True,
+    )
+
+
+def _as_gpt2(found: Found, config: Mapping[str, Any]) -> None:
+    tensors = _without(found.weights, "transformer.")
+    # Old files carry the causal mask as a buffer; it is no weight.
+    masks = [n for n in tensors if n.endswith(("attn.bias", "attn.masked_bias")) and "c_" not in n]
+    layers = int(config["n_layer"])
+    ours = from_gpt2(tensors, layers, turned=True)
+    found.left_out += masks
+    found.model = _gpt2_section(
+        tensors,
+        layers,
+        int(config["n_head"]),
+        bias=True,
+        epsilon=float(config.get("layer_norm_epsilon", 1e-5)),
+        tied="lm_head.weight" not in tensors or bool(config.get("tie_word_embeddings", True)),
+    )
+    found.weights = ours
+    if config.get("activation_function", "gelu_new") != "gelu":
+        found.notes.append(
+            "its GELU is the approximation by tanh, ours is exact: outputs differ by about 1e-3"
+        )
+
+
+def _gpt2_section(
+    tensors: Mapping[str, Tensor],
+    layers: int,
+    heads: int,
+    *,
+    bias: bool,
+    epsilon: float,
+    tied: bool,
+) -> dict[str, Any]:
+    vocabulary, width = tensors["wte.weight"].shape
+    forward = tensors["h.0.mlp.c_fc.weight"].numel() // width
+    return {
+        "kind": "gpt",
+        "vocabulary_size": vocabulary,
+        "sequence_length": tensors["wpe.weight"].shape[0],
+        "num_layers": layers,
+        "num_heads": heads,
+        "embedding_dim": width,
+        "feedforward_dim": forward,
+        "norm": "layernorm",
+        "activation": "gelu",
+        "positions": "learned",
+        "tied": tied,
+        "bias": bias,
+        "norm_epsilon": epsilon,
+    }
+
+
+def _as_llama(found: Found, config: Mapping[str, Any]) -> None:
+    tensors = _without(found.weights, "model.")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    width, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+    attention_bias, mlp_bias = bool(config.get("attention_bias")), bool(config.get("mlp_bias"))
+    odd = {
+        "scaled rotary positions": rope.get("rope_type", rope.get("type", "default")) != "default",
+        "heads of another width": config.get("head_dim") not in (None, width // heads),
+        "biases in one part only": attention_bias != mlp_bias,
+        f"the activation {config.get('hidden_act')}": config.get("hidden_act", "silu") != "silu",
+    }
+    if any(odd.values()):
+        which = ", ".join(name for name, is_there in odd.items() if is_there)
+        found.notes.append(f"it has {which}, which our decoder has not: names are as they were")
+        return
+    layers = int(config["num_hidden_layers"])
+    found.weights = from_llama(tensors, layers)
+    found.model = {
+        "kind": "gpt",
+        "vocabulary_size": tensors["embed_tokens.weight"].shape[0],
+        "sequence_length": int(config["max_position_embeddings"]),
+        "num_layers": layers,
+        "num_heads": heads,
+        "num_kv_heads": int(config.get("num_key_value_heads") or heads),
+        "embedding_dim": width,
+        "feedforward_dim": int(config["intermediate_size"]),
+        "norm": "rmsnorm",
+        "activation": "swiglu",
+        "positions": "rope",
+        "tied": "lm_head.weight" not in tensors,
+        "bias": attention_bias,
+        "norm_epsilon": float(config.get("rms_norm_eps", 1e-6)),
+        "rope_base": float(rope.get("rope_theta", config.get("rope_theta", 10000.0))),
+    }
+
+
+def _named(tensors: Mapping[Any, Tensor]) -> dict[str, Tensor]:
+    odd = [name for name in tensors if not isinstance(name, str) or not name.isprintable()]
+    if odd or "" in tensors:
+        raise ValueError(f"a tensor is named {odd[0] if odd else ''!r}")
+    return dict(tensors)
+
+
+def _unwrapped(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix("_orig_mod."): tensor for name, tensor in tensors.items()}
+
+
+def _without(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
