@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from surefoot.data.collate import PaddingCollate
     from surefoot.data.sources.datasets import DatasetSource
     from surefoot.running import RunResult
+    from surefoot.sanitizer.session import audit
     from surefoot.tasks.classification import ClassificationTask
     from surefoot.tasks.generation import GenerationTask
     from surefoot.tasks.multilabel import MultilabelTask
@@ -47,6 +48,7 @@ __all__ = [
     "TrainStep",
     "Trainer",
     "__version__",
+    "audit",
     "load",
     "load_recipe",
     "run_recipe",
@@ -71,6 +73,7 @@ _HOME_OF = {
     "Task": "surefoot.tasks.task",
     "TrainStep": "surefoot.train_step",
     "Trainer": "surefoot.trainer",
+    "audit": "surefoot.sanitizer.session",
     "load": "surefoot.build",
     "load_recipe": "surefoot.config.load",
     "run_recipe": "surefoot.build",

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
-from surefoot.cli.session import DebugOption, JsonOption, Session, cells, table
+from surefoot.cli.session import (
+    STANDARD_OUTPUT,
+    DebugOption,
+    JsonOption,
+    Session,
+    cells,
+    table,
+)
 from surefoot.core.errors import EXIT_DONE, EXIT_FOUND, RequestError
 
 if TYPE_CHECKING:
@@ -60,7 +71,7 @@ def audit(
     session: Session = context.obj
     if level not in LEVELS:
         raise RequestError(f"there is no level {level!r}", rule=f"one of {', '.join(LEVELS)}")
-    if session.json_target not in (None, "-"):
+    if session.json_target not in (None, STANDARD_OUTPUT):
         # The script may change the working directory.
         session.json_target = str(Path(str(session.json_target)).absolute())
     places = {key: path and path.absolute() for key, path in (("s", sarif), ("j", junit))}
@@ -73,17 +84,12 @@ def audit(
         max_updates=steps,
         num_ranks=num_ranks,
     )
-    result = run_audit(request)
+    with _script_beside(session.json_target):
+        result = run_audit(request)
     if result.is_told_elsewhere:
         raise typer.Exit(result.exit_code)
     findings, known = output.without_baseline(result.findings, base)
-    if places["s"] or places["j"]:
-        # Both list the rules, which load torch.
-        from surefoot.sanitizer import formats
-    if places["s"]:
-        places["s"].write_text(formats.as_sarif(findings), encoding="utf-8")
-    if places["j"]:
-        places["j"].write_text(formats.as_junit(findings), encoding="utf-8")
+    _write_files(findings, places["s"], places["j"])
     session.answer(
         {
             "findings": [finding.as_json() for finding in findings],
@@ -100,6 +106,34 @@ def audit(
     if code == EXIT_DONE and any(f.certainty.value == "proof" for f in findings):
         code = EXIT_FOUND
     raise typer.Exit(code)
+
+
+def _write_files(findings: list[Finding], sarif: Path | None, junit: Path | None) -> None:
+    if sarif is None and junit is None:
+        return
+    # Both list the rules, which load torch.
+    from surefoot.sanitizer import formats
+
+    if sarif is not None:
+        sarif.write_text(formats.as_sarif(findings), encoding="utf-8")
+    if junit is not None:
+        junit.write_text(formats.as_junit(findings), encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _script_beside(json_target: str | None) -> Iterator[None]:
+    """Where the answer takes standard output, what the script prints goes to standard error."""
+    if json_target != STANDARD_OUTPUT:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _show(session: Session, result: Result, findings: list[Finding], known: int) -> None:

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
-import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from urllib.parse import quote
 from xml.etree import ElementTree
 
-from surefoot.core.finding import Finding, Severity
+from surefoot.core.finding import Certainty, Finding, Severity
 from surefoot.sanitizer.output import fingerprint
 from surefoot.sanitizer.rules import all_rules
 
 SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+_PRECISION = {
+    Certainty.PROOF: "very-high",
+    Certainty.STRONG: "high",
+    Certainty.HEURISTIC: "medium",
+    Certainty.CONVENTION: "low",
+}
 _SARIF_LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.HINT: "note"}
 
 
 def as_sarif(findings: Iterable[Finding]) -> str:
-    """SARIF 2.1.0, as code scanning reads it."""
+    """SARIF 2.1.0, as code scanning reads it; files below the working directory are relative."""
+    infos = [rule.info for rule in all_rules()]
+    index = {info.code: number for number, info in enumerate(infos)}
     rules = [
         {
             "id": info.code,
@@ -24,31 +34,17 @@ def as_sarif(findings: Iterable[Finding]) -> str:
             "shortDescription": {"text": info.title},
             "fullDescription": {"text": info.why},
             "help": {"text": info.fix},
-            "properties": {"precision": info.certainty.value, "tags": [info.family]},
+            "properties": {"precision": _PRECISION[info.certainty], "tags": [info.family]},
             "defaultConfiguration": {"level": _SARIF_LEVELS[info.severity]},
         }
-        for info in (rule.info for rule in all_rules())
+        for info in infos
     ]
-    results = []
-    for finding in findings:
-        result: dict[str, object] = {
-            "ruleId": finding.code,
-            "level": _SARIF_LEVELS[finding.severity],
-            "message": {"text": f"{finding.message} Fix: {finding.fix}"},
-            "partialFingerprints": {"surefootLine/v1": fingerprint(finding)},
-        }
-        if finding.file:
-            place = os.path.relpath(finding.file).replace(os.sep, "/")
-            result["locations"] = [
-                {
-                    "physicalLocation": {
-                        "artifactLocation": {"uri": place},
-                        "region": {"startLine": max(finding.line, 1)},
-                    }
-                }
-            ]
-        results.append(result)
-    driver = {"name": "surefoot audit", "rules": rules}
+    driver = {
+        "name": "surefoot audit",
+        "semanticVersion": importlib.metadata.version("surefoot"),
+        "rules": rules,
+    }
+    results = [_sarif_result(finding, index[finding.code]) for finding in findings]
     document = {
         "$schema": SARIF_SCHEMA,
         "version": "2.1.0",
@@ -57,24 +53,51 @@ def as_sarif(findings: Iterable[Finding]) -> str:
     return json.dumps(document, indent=1, default=str) + "\n"
 
 
+def _sarif_result(finding: Finding, rule: int) -> dict[str, object]:
+    result: dict[str, object] = {
+        "ruleId": finding.code,
+        "ruleIndex": rule,
+        "level": _SARIF_LEVELS[finding.severity],
+        "message": {"text": f"{finding.message} Fix: {finding.fix}"},
+        "partialFingerprints": {"surefootLine/v1": fingerprint(finding)},
+        "properties": {"certainty": finding.certainty.value, "evidence": dict(finding.evidence)},
+    }
+    if finding.file:
+        place = {
+            "artifactLocation": {"uri": _uri(finding.file)},
+            "region": {"startLine": max(finding.line, 1)},
+        }
+        result["locations"] = [{"physicalLocation": place}]
+    return result
+
+
+def _uri(file: str) -> str:
+    path = Path(file).absolute()
+    if path.is_relative_to(Path.cwd()):
+        return quote(path.relative_to(Path.cwd()).as_posix())
+    return path.as_uri()
+
+
 def as_junit(findings: Sequence[Finding]) -> str:
     """JUnit XML: one test case per rule; it fails where the rule found more than a hint."""
     by_code: dict[str, list[Finding]] = {}
     for finding in findings:
         by_code.setdefault(finding.code, []).append(finding)
-    suite = ElementTree.Element("testsuite", name="surefoot audit")
+    suites = ElementTree.Element("testsuites")
+    suite = ElementTree.SubElement(suites, "testsuite", name="surefoot audit")
     failures = 0
     for rule in all_rules():
         case = ElementTree.SubElement(
             suite, "testcase", classname=f"surefoot.{rule.info.family}", name=rule.info.slug
         )
-        for finding in by_code.get(rule.info.code, ()):
-            if finding.severity is Severity.HINT:
-                continue
+        found = [f for f in by_code.get(rule.info.code, ()) if f.severity is not Severity.HINT]
+        if found:
+            # A test case has one failure, whatever the number of places.
             failures += 1
-            place = f"{finding.file}:{finding.line}"
-            failure = ElementTree.SubElement(case, "failure", message=finding.message)
-            failure.text = f"{place}\n{finding.fix}"
+            message = "; ".join(f.message for f in found)
+            failure = ElementTree.SubElement(case, "failure", message=message)
+            failure.text = "\n".join(f"{f.file}:{f.line}\n{f.fix}" for f in found)
     suite.set("tests", str(len(all_rules())))
     suite.set("failures", str(failures))
-    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+    suite.set("errors", "0")
+    return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"

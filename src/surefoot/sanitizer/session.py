@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from types import TracebackType
+from typing import Literal
 
+from surefoot.core.errors import RequestError
 from surefoot.core.finding import Finding
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.frames import NOWHERE
@@ -58,8 +60,10 @@ class Audit:
         self.end(_outcome(error))
         return isinstance(error, StopAudit)
 
-    def end(self, outcome: str) -> None:
-        """Detaches and asks the rules; may be called once."""
+    def end(self, outcome: str = "completed") -> None:
+        """Detaches and asks the rules; once ended it stays so."""
+        if self.outcome:
+            return
         self.outcome = outcome
         for report in self.trace.before_end:
             self.trace.safely(report)
@@ -98,6 +102,27 @@ class Audit:
             facts=facts,
             internal_errors=self.trace.internal_errors,
         )
+
+
+def audit(*, level: Literal["light", "deep"] = "light", steps: int | None = None) -> Audit:
+    """Watches the training loop inside a `with`, and changes no number of it.
+
+    Args:
+        level: `light` reads values of CPU tensors only; `deep` those of other devices too.
+        steps: ends the `with` block after so many updates.
+
+    Returns:
+        A context manager. When it has ended, its `findings` are sorted by severity; each has
+        `code`, `slug`, `severity`, `certainty`, `message`, `file`, `line`, `evidence` and `fix`.
+
+    Raises:
+        RequestError: there is no such level, or fewer than one step is asked for.
+    """
+    if level not in ("light", "deep"):
+        raise RequestError(f"there is no level {level!r}", rule="one of light, deep")
+    if steps is not None and steps < 1:
+        raise RequestError(f"an audit of {steps} updates sees nothing", rule="steps >= 1")
+    return Audit(deep=level == "deep", max_updates=steps)
 
 
 def _outcome(error: BaseException | None) -> str:

@@ -57,7 +57,7 @@ def attach(patches: Patches) -> None:
         trace.safely(known, trace, self)
 
     def begin(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        closure = bool(args) or kwargs.get("closure") is not None
+        closure = any(a is not None for a in (*args, kwargs.get("closure")))
         state = known(trace, optimizer)
         trace.refresh(state)
         trace.tick()
