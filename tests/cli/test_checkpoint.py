@@ -104,6 +104,6 @@ def test_where_there_is_none_it_says_so(name: str, tmp_path: Path, capsys: Captu
 
 
 def test_an_unfinished_checkpoint_is_none(run: Path, capsys: Capture) -> None:
-    for folder in (run / "checkpoints").iterdir():
+    for folder in (run / "checkpoints").glob("step-*"):
         (folder / "manifest.json").unlink()
     assert inspect(run) == EXIT_REQUEST

@@ -103,7 +103,7 @@ def test_a_manifest_that_is_a_link_is_refused(copy: Path) -> None:
 
 @pytest.mark.parametrize(
     "part",
-    ["progress", "model", "optimizer", "loss_scale", "average", "guard", "best", "rng"],
+    ["progress", "model", "optimizer", "loss_scale", "average", "guard", "best", "ranks"],
 )
 def test_a_state_without_a_part_is_refused(copy: Path, part: str) -> None:
     edit_json(newest(copy) / "state.json", lambda tree: {k: tree[k] for k in tree if k != part})

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from surefoot.core.errors import CheckpointError
-from surefoot.state import checkpoint as module
+from surefoot.core.errors import CheckpointError, DiskFullError
+from surefoot.state import commit as module
 from surefoot.state.checkpoint import (
     keep_newest,
     list_checkpoints,
@@ -32,7 +32,8 @@ def save(folder: Path, step: int) -> Path:
 
 def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     manifest, back = read_checkpoint(save(tmp_path, 7))
-    assert manifest.step == 7 and manifest.about == {"config_hash": "x"}
+    assert manifest.step == 7 and manifest.about["config_hash"] == "x"
+    assert manifest.about["ranks"] == 1 and (tmp_path / "latest").read_text() == "step-00000007\n"
     assert back.values == snapshot(7).values
     assert torch.equal(back.tensors["model/w"], torch.full((64, 64), 7.0))
     assert back.tensors["rng/torch"].dtype == torch.uint8
@@ -99,7 +100,7 @@ def test_nothing_whole_is_an_error_that_lists_every_refusal(tmp_path: Path) -> N
     assert str(caught.value).count("state.json is missing") == 2
 
 
-@pytest.mark.parametrize("call", ["save_file", "_fsync", "digest", "_write_text"])
+@pytest.mark.parametrize("call", ["save_file", "sync_path", "digest", "write_text", "rename"])
 def test_an_error_while_writing_publishes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
@@ -109,9 +110,10 @@ def test_an_error_while_writing_publishes_nothing(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(module, call, fails)
-    with pytest.raises(CheckpointError, match="No space left"):
+    with pytest.raises(DiskFullError, match="No space left"):
         save(tmp_path, 2)
-    assert [path.name for path in tmp_path.iterdir()] == [older.name]
+    assert {path.name for path in tmp_path.iterdir()} == {older.name, "latest"}
+    assert (tmp_path / "latest").read_text() == f"{older.name}\n"
 
 
 def test_retention_keeps_the_newest_and_the_named(tmp_path: Path) -> None:

@@ -126,6 +126,10 @@ class CheckpointError(SurefootError):
     """A checkpoint is damaged, incomplete or belongs to another model."""
 
 
+class DiskFullError(CheckpointError):
+    """A checkpoint does not fit on its disk; nothing was published and older ones are untouched."""
+
+
 class RankError(SurefootError):
     """Ranks of one run have lost each other: one is missing, or they do not agree."""
 

@@ -6,6 +6,7 @@ Plain JSON. Reading it executes nothing and never leaves the checkpoint's folder
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ import xxhash
 from surefoot.core.errors import CheckpointError
 
 MANIFEST_NAME = "manifest.json"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MALFORMED = (
     ValueError,
     KeyError,
@@ -40,12 +41,23 @@ class FileEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class TensorEntry:
-    """One tensor: where it is and what it looks like."""
+class ChunkEntry:
+    """A part of a tensor: in which file, under which key, and where in the tensor it belongs."""
 
     file: str
+    key: str
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor: what it looks like, and the parts that make it up."""
+
     dtype: str
     shape: tuple[int, ...]
+    """Of the whole tensor, however many ranks held it."""
+    chunks: tuple[ChunkEntry, ...]
 
 
 @dataclass(frozen=True)
@@ -58,11 +70,38 @@ class Manifest:
     files: Mapping[str, FileEntry]
     tensors: Mapping[str, TensorEntry]
     about: Mapping[str, Any]
-    """Config hash, data fingerprint, versions, topology."""
+    """Config hash, data fingerprint, versions, topology, attempt."""
     schema_version: int = SCHEMA_VERSION
 
     def as_json(self) -> str:
         return json.dumps(asdict(self), indent=1, sort_keys=True)
+
+
+def _tensor_entry(raw: Any, files: Mapping[str, Any]) -> TensorEntry:
+    shape = _sizes(raw["shape"])
+    chunks = []
+    for chunk in raw["chunks"]:
+        entry = ChunkEntry(
+            str(chunk["file"]), str(chunk["key"]), _sizes(chunk["offsets"]), _sizes(chunk["sizes"])
+        )
+        if entry.file not in files:
+            raise ValueError(f"a tensor lies in {entry.file!r}, which is not listed")
+        if not len(entry.offsets) == len(entry.sizes) == len(shape) or any(
+            offset + size > most
+            for offset, size, most in zip(entry.offsets, entry.sizes, shape, strict=True)
+        ):
+            raise ValueError(f"the chunk {entry.key!r} lies outside of its tensor")
+        chunks.append(entry)
+    if sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(shape):
+        raise ValueError("the chunks of a tensor do not cover it once")
+    return TensorEntry(str(raw["dtype"]), shape, tuple(chunks))
+
+
+def _sizes(raw: Any) -> tuple[int, ...]:
+    sizes = tuple(raw)
+    if any(type(size) is not int or size < 0 for size in sizes):
+        raise ValueError(f"sizes are whole numbers >= 0, not {sizes!r}")
+    return sizes
 
 
 def digest(path: Path) -> FileEntry:
@@ -90,8 +129,7 @@ def read_manifest(folder: Path) -> Manifest:
             kind=str(raw["kind"]),
             files={str(n): FileEntry(**entry) for n, entry in raw["files"].items()},
             tensors={
-                str(n): TensorEntry(e["file"], e["dtype"], tuple(e["shape"]))
-                for n, e in raw["tensors"].items()
+                str(n): _tensor_entry(e, raw["files"]) for n, e in raw["tensors"].items()
             },
             about=dict(raw["about"]),
             schema_version=int(raw["schema_version"]),

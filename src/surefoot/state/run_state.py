@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -19,7 +20,9 @@ from surefoot.data.order import START, Cursor
 from surefoot.data.sources.stream import StreamCursor
 from surefoot.numerics.determinism import capture_rng, restore_rng
 from surefoot.state.manifest import MALFORMED
-from surefoot.state.tree import Snapshot, join_tree, split_tree
+from surefoot.state.reading import StoredTensors
+from surefoot.state.shards import is_sharded, laid_out_like
+from surefoot.state.tree import RANKS_KEY, Snapshot, join_tree, split_tree
 
 CURSOR_KINDS: Mapping[str, type[Cursor] | type[StreamCursor]] = {
     "Cursor": Cursor,
@@ -131,6 +134,8 @@ class RunState:
     best: Stateful
     device: Any
     """Device whose random state is kept beside the CPU's."""
+    rank: int = 0
+    """Rank of this process: each keeps a random state of its own."""
 
     def __post_init__(self) -> None:
         kind = type(self.model)
@@ -162,8 +167,8 @@ class RunState:
                 "plateau": self.plateau.state_dict(),
                 "stopping": self.stopping.state_dict(),
                 "best": self.best.state_dict(),
-                "rng": capture_rng(self.device),
                 "log_offsets": dict(log_offsets),
+                RANKS_KEY: {str(self.rank): {"rng": capture_rng(self.device)}},
             }
         )
 
@@ -173,6 +178,8 @@ class RunState:
         Raises:
             CheckpointError: the snapshot belongs to another model.
         """
+        with naming_state():
+            snapshot = self._laid_out(snapshot)
         weights = weights_of(snapshot)
         check_same_tensors(self.model.state_dict(), weights)
         with naming_state():
@@ -181,8 +188,29 @@ class RunState:
             self.optimizer.load_state_by_name(state["optimizer"])
             for name in PARTS_BY_STATE_DICT:
                 getattr(self, name).load_state_dict(state[name])
-            restore_rng(state["rng"])
+            own = state[RANKS_KEY].get(str(self.rank))
+            if own is not None:
+                # A rank that was not there before keeps the random state of its seed.
+                restore_rng(own["rng"])
             return {str(log): _count(state["log_offsets"], log) for log in state["log_offsets"]}
+
+    def _laid_out(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with sharded tensors read as they lie here: only this rank's part of each.
+
+        Moments and averages lie as the parameter does that they belong to.
+        """
+        stored = snapshot.tensors
+        sharded = {n: p for n, p in self.model.state_dict().items() if is_sharded(p)}
+        if not sharded or not isinstance(stored, StoredTensors):
+            return snapshot
+        tensors: dict[str, Tensor] = {}
+        for name in stored:
+            live = next((p for n, p in sharded.items() if f"/{n}/" in f"{name}/"), None)
+            if live is not None and stored.shape(name) == tuple(live.shape):
+                tensors[name] = laid_out_like(live, partial(stored.part, name))
+            else:
+                tensors[name] = stored[name]
+        return Snapshot(tensors, snapshot.values)
 
 
 def weights_of(snapshot: Snapshot) -> dict[str, Any]:

@@ -20,6 +20,8 @@ TENSOR_MARK = "$tensor"
 FLOAT_MARK = "$float"
 TUPLE_MARK = "$tuple"
 KEY_SEPARATOR = "/"
+RANKS_KEY = "ranks"
+"""Below it stands what each rank has for itself, by the rank's number."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,9 @@ def join_tree(snapshot: Snapshot) -> Any:
 def _keep(
     tensor: Tensor, path: str, tensors: dict[str, Tensor], known: dict[tuple[Any, ...], str]
 ) -> str:
-    identity = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+    # Sharded tensors (DTensor) are known by the memory of their part on this rank.
+    memory = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    identity = (memory.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
     if tensor.numel() and identity in known:
         return known[identity]
     known[identity] = path

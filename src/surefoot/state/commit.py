@@ -1,0 +1,236 @@
+"""The commit of a checkpoint: every rank writes beside, all report, one rename publishes.
+
+In order, on all ranks alike: agree on the attempt and on who writes what; write the pieces and make
+them durable; report sizes and digests, or what went wrong; rank 0 writes the state and the
+manifest, proves that the run is still its own, renames the folder, and points `latest` at it. What
+goes wrong on any rank undoes the attempt and is raised on all. A reader sees a whole checkpoint or
+none, and an older one is never touched.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from surefoot.core.errors import CheckpointError, DiskFullError
+from surefoot.parallel.ranks import OneRank, Ranks
+from surefoot.state.durable import rename, replace_text, sync_path, write_text
+from surefoot.state.manifest import (
+    MANIFEST_NAME,
+    ChunkEntry,
+    FileEntry,
+    Manifest,
+    TensorEntry,
+    digest,
+)
+from surefoot.state.shards import Piece, choose_writers
+from surefoot.state.tree import KEY_SEPARATOR, RANKS_KEY
+
+STATE_NAME = "state.json"
+LATEST_NAME = "latest"
+STEP_PREFIX = "step-"
+STEP_DIGITS = 8
+TENSOR_SUFFIX = ".safetensors"
+TEMPORARY_SUFFIX = ".tmp"
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+FULL_MARKS = tuple(f"os error {number}" for number in FULL)
+"""How safetensors words what the system said."""
+SPARE_BYTES = 1 << 20
+"""Kept free beyond the tensors: the state, the manifest and the logs."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What one rank brings to a checkpoint."""
+
+    step: int
+    pieces: Sequence[Piece]
+    values: Mapping[str, Any]
+    """JSON; what differs between ranks stands below `RANKS_KEY`."""
+    about: Mapping[str, Any]
+    kind: str = "resumable"
+    still_owner: Callable[[], bool] = field(default=lambda: True)
+    """Whether this process still owns the run folder: an orphan must not publish."""
+
+
+def step_folder(checkpoints: Path, step: int) -> Path:
+    """The folder of the checkpoint at `step`."""
+    return checkpoints / f"{STEP_PREFIX}{step:0{STEP_DIGITS}d}"
+
+
+def commit(checkpoints: Path, draft: Draft, ranks: Ranks | None = None) -> Path:
+    """Writes and publishes one checkpoint together with all other ranks; returns its folder.
+
+    Raises:
+        DiskFullError: there is too little space; nothing was published.
+        CheckpointError: any rank could not write, or the run has another owner; nothing was
+            published. The rest is untouched either way.
+    """
+    return _Commit(checkpoints, draft, ranks or OneRank()).run()
+
+
+class _Commit:
+    def __init__(self, checkpoints: Path, draft: Draft, ranks: Ranks) -> None:
+        self.draft = draft
+        self.ranks = ranks
+        self.checkpoints = checkpoints
+        self.target = step_folder(checkpoints, draft.step)
+        self.beside = self.target  # Named with the attempt, once all agree on one.
+
+    def run(self) -> Path:
+        try:
+            begun = self._together("begin", self._begin)
+            self.beside = self.target.with_name(
+                f"{self.target.name}.{begun[0]['attempt']}{TEMPORARY_SUFFIX}"
+            )
+            self._refuse_full_disk(begun)
+            written = self._together("write", lambda: self._write(begun))
+            self._together("publish", lambda: self._publish(begun, written))
+        except BaseException:
+            if self.ranks.rank == 0 and self.beside != self.target:
+                shutil.rmtree(self.beside, ignore_errors=True)
+            raise
+        return self.target
+
+    def _together(self, what: str, work: Callable[[], Any]) -> list[Any]:
+        """Does this rank's part and hears of the others'; an error on one is raised on all."""
+        own: Exception | None = None
+        answer: dict[str, Any]
+        try:
+            answer = {"done": work()}
+        except Exception as error:
+            own = error
+            answer = {"error": str(error) or type(error).__name__, "full": _is_full(error)}
+        answers = self.ranks.gather(f"checkpoint {self.draft.step}: {what}", answer)
+        failed = [(rank, a) for rank, a in enumerate(answers) if "error" in a]
+        if failed:
+            rank, first = failed[0]
+            on = f" on rank {rank}" if self.ranks.size > 1 else ""
+            kind = DiskFullError if any(a["full"] for _, a in failed) else CheckpointError
+            raise kind(
+                f"the checkpoint at step {self.draft.step} could not be written{on}: "
+                f"{first['error']}",
+                where=str(self.checkpoints),
+                rule="a checkpoint is published whole or not at all; older ones are untouched",
+                remedy="free some space or choose another place, then resume",
+            ) from own
+        return [answer["done"] for answer in answers]
+
+    def _begin(self) -> dict[str, Any]:
+        attempt = ""
+        if self.ranks.rank == 0:
+            attempt = uuid.uuid4().hex[:12]
+            self.beside = self.target.with_name(f"{self.target.name}.{attempt}{TEMPORARY_SUFFIX}")
+            self.beside.mkdir(parents=True)
+        pieces = {piece.key: piece for piece in self.draft.pieces}
+        return {
+            "attempt": attempt,
+            "held": {key: piece.num_bytes for key, piece in pieces.items()},
+            RANKS_KEY: self.draft.values.get(RANKS_KEY, {}),
+        }
+
+    def _refuse_full_disk(self, begun: Sequence[Mapping[str, Any]]) -> None:
+        # One answer for all ranks: the disk is that of the run folder.
+        needed = sum({k: n for b in begun for k, n in b["held"].items()}.values()) + SPARE_BYTES
+        free = self._together("space", lambda: shutil.disk_usage(self.checkpoints).free)[0]
+        if free < needed:
+            raise DiskFullError(
+                f"the checkpoint at step {self.draft.step} needs {needed:,} bytes, "
+                f"{free:,} are free",
+                where=str(self.checkpoints),
+                rule="a checkpoint is begun only where it fits; older ones are untouched",
+                remedy="free some space, or keep fewer checkpoints (checkpoint.keep)",
+            )
+
+    def _write(self, begun: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Writes the pieces that are this rank's, one file for each top-level part of the state."""
+        writers = choose_writers([b["held"] for b in begun])
+        parts: dict[str, list[Piece]] = {}
+        for piece in self.draft.pieces:
+            if writers[piece.key] == self.ranks.rank:
+                parts.setdefault(piece.name.split(KEY_SEPARATOR, 1)[0], []).append(piece)
+        files: dict[str, Any] = {}
+        tensors: list[list[Any]] = []
+        for part, pieces in parts.items():
+            path = self.beside / self._file_name(part)
+            save_file(_unshared({piece.key: piece.data for piece in pieces}), path)
+            os.chmod(path, 0o644)
+            sync_path(path)
+            files[path.name] = asdict(digest(path))
+            for piece in pieces:
+                dtype = str(piece.data.dtype).removeprefix("torch.")
+                chunk = ChunkEntry(path.name, piece.key, *piece.box)
+                tensors.append([piece.name, dtype, list(piece.shape), asdict(chunk)])
+        return {"files": files, "tensors": tensors}
+
+    def _file_name(self, part: str) -> str:
+        if self.ranks.size == 1:
+            return f"{part}{TENSOR_SUFFIX}"
+        return f"{part}.rank-{self.ranks.rank:05d}{TENSOR_SUFFIX}"
+
+    def _publish(
+        self, begun: Sequence[Mapping[str, Any]], written: Sequence[Mapping[str, Any]]
+    ) -> None:
+        if self.ranks.rank != 0:
+            return
+        values = dict(self.draft.values)
+        of_ranks = {key: v for b in begun for key, v in b[RANKS_KEY].items()}
+        if of_ranks:
+            values[RANKS_KEY] = of_ranks
+        state = self.beside / STATE_NAME
+        write_text(state, json.dumps(values, allow_nan=False))
+        files = {n: FileEntry(**entry) for w in written for n, entry in w["files"].items()}
+        files[STATE_NAME] = digest(state)
+        about = {**self.draft.about, "attempt": begun[0]["attempt"], "ranks": self.ranks.size}
+        manifest = Manifest(self.draft.step, self.draft.kind, files, _entries(written), about)
+        write_text(self.beside / MANIFEST_NAME, manifest.as_json())
+        sync_path(self.beside)
+        if not self.draft.still_owner():
+            raise CheckpointError(
+                "this process does not own the run folder any more",
+                rule="only the owner of a run publishes its checkpoints",
+            )
+        if self.target.exists():
+            # A damaged checkpoint of the same step, from before a fall-back: moved aside.
+            rename(self.target, self.target.with_name(f"{self.beside.name}.replaced.tmp"))
+        rename(self.beside, self.target)
+        sync_path(self.checkpoints)
+        replace_text(self.checkpoints / LATEST_NAME, f"{self.target.name}\n")
+
+
+def _entries(written: Sequence[Mapping[str, Any]]) -> dict[str, TensorEntry]:
+    described: dict[str, tuple[str, tuple[int, ...]]] = {}
+    chunks: dict[str, list[ChunkEntry]] = {}
+    for name, dtype, shape, chunk in (entry for w in written for entry in w["tensors"]):
+        described[name] = dtype, tuple(shape)
+        chunks.setdefault(name, []).append(ChunkEntry(**chunk))
+    return {name: TensorEntry(*described[name], tuple(chunks[name])) for name in sorted(chunks)}
+
+
+def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """On the CPU, contiguous, and each with memory of its own, as safetensors wants it."""
+    seen: set[int] = set()
+    unshared = {}
+    for name, tensor in tensors.items():
+        own = tensor.detach().cpu().contiguous()
+        storage = own.untyped_storage().data_ptr()
+        # A view into a larger storage may meet another view of it.
+        shared = storage in seen or own.untyped_storage().nbytes() != own.nbytes
+        unshared[name] = own.clone() if shared else own
+        seen.add(storage)
+    return unshared
+
+
+def _is_full(error: BaseException) -> bool:
+    number = getattr(error, "errno", None)
+    return number in FULL or any(mark in str(error) for mark in FULL_MARKS)

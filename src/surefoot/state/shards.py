@@ -1,0 +1,150 @@
+"""How the tensors of a state lie over the ranks, and which rank writes what.
+
+A tensor that every rank holds whole is written once. A sharded one (a DTensor) is written in the
+chunks in which it lies, each once; which chunks those are is what torch's distributed checkpoint
+plans. Nothing here touches a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Box(NamedTuple):
+    """A part of a tensor: where it begins and how far it goes, along each dim."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, shape: Sequence[int]) -> Box:
+        return cls((0,) * len(shape), tuple(shape))
+
+    @property
+    def numel(self) -> int:
+        return prod(self.sizes)
+
+    def slices(self, origin: Sequence[int]) -> tuple[slice, ...]:
+        """Where it lies in a tensor that begins at `origin`."""
+        return tuple(
+            slice(offset - start, offset - start + size)
+            for offset, size, start in zip(self.offsets, self.sizes, origin, strict=True)
+        )
+
+    def meet(self, other: Box) -> Box | None:
+        """What two parts of one tensor have in common; None for nothing."""
+        offsets, sizes = [], []
+        for mine, size, theirs, length in zip(
+            self.offsets, self.sizes, other.offsets, other.sizes, strict=True
+        ):
+            begin, end = max(mine, theirs), min(mine + size, theirs + length)
+            if end <= begin:
+                return None
+            offsets.append(begin)
+            sizes.append(end - begin)
+        return Box(tuple(offsets), tuple(sizes))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a tensor that this rank holds."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    box: Box
+    data: Tensor
+
+    @property
+    def key(self) -> str:
+        """Its name in a file: that of the tensor and, for a part of it, where it begins."""
+        if self.box.sizes == self.shape:
+            return self.name
+        return f"{self.name}@{','.join(map(str, self.box.offsets))}"
+
+    @property
+    def num_bytes(self) -> int:
+        return self.data.numel() * self.data.element_size()
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether it is a DTensor: its shape is that of all ranks together."""
+    return hasattr(tensor, "placements") and hasattr(tensor, "device_mesh")
+
+
+def pieces_of(tensors: Mapping[str, Tensor]) -> list[Piece]:
+    """What this rank holds of each tensor; the data is not copied."""
+    pieces: list[Piece] = []
+    for name, tensor in tensors.items():
+        shape = tuple(tensor.shape)
+        if is_sharded(tensor):
+            pieces += [Piece(name, shape, box, data) for box, data in sharded_parts(tensor)]
+        else:
+            pieces.append(Piece(name, shape, Box.whole(shape), tensor.detach()))
+    return pieces
+
+
+def sharded_parts(tensor: Tensor) -> list[tuple[Box, Tensor]]:
+    """The parts of a DTensor on this rank, as torch's own planner cuts them; none for nothing."""
+    from torch.distributed.checkpoint import DefaultSavePlanner
+
+    planner = DefaultSavePlanner(flatten_state_dict=False)
+    planner.set_up_planner(state_dict={"tensor": tensor}, storage_meta=None, is_coordinator=False)
+    parts = []
+    for item in planner.create_local_plan().items:
+        assert item.tensor_data is not None
+        chunk = item.tensor_data.chunk
+        data: Any = planner.resolve_data(item)
+        if data.numel():
+            parts.append((Box(tuple(chunk.offsets), tuple(chunk.sizes)), data.detach()))
+    return parts
+
+
+def choose_writers(held: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """Which rank writes each piece: one that holds it, and has the least to write so far.
+
+    Args:
+        held: for each rank, the bytes of each piece that it holds, by key.
+    """
+    holders: dict[str, list[int]] = {}
+    size: dict[str, int] = {}
+    for rank, pieces in enumerate(held):
+        for key, num_bytes in pieces.items():
+            holders.setdefault(key, []).append(rank)
+            size[key] = num_bytes
+    load = [0] * len(held)
+    writers = {}
+    for key in sorted(holders, key=lambda key: (-size[key], key)):
+        writer = min(holders[key], key=lambda rank: (load[rank], rank))
+        load[writer] += size[key]
+        writers[key] = writer
+    return writers
+
+
+def laid_out_like(live: Tensor, read: Callable[[Box], Tensor]) -> Tensor:
+    """A DTensor that lies as `live` does, read part by part.
+
+    Args:
+        live: a DTensor.
+        read: gives the data of a box, on the CPU.
+    """
+    from torch.distributed.tensor import DTensor
+
+    sharded: Any = live
+    local = torch.empty_like(sharded.to_local(), device="cpu", requires_grad=False)
+    for box, _ in sharded_parts(live):
+        local.copy_(read(box))
+    return DTensor.from_local(
+        local.to(sharded.to_local().device),
+        device_mesh=sharded.device_mesh,
+        placements=sharded.placements,
+        run_check=False,
+        shape=live.shape,
+        stride=live.stride(),
+    )
