@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +10,14 @@ import pytest
 from safetensors.torch import load_file
 
 from faults.hostile_corpus import CANARY, GOOD, corpus, saved
+from faults.reading import read_apart
 from surefoot.core.errors import CheckpointError
-from surefoot.state import foreign_reader
 from surefoot.state.foreign import import_weights, size_of
 from surefoot.verify.children import child
 
 CORPUS = corpus()
-CPU_SECONDS = 5
 SPARE_BYTES = 128 << 20
 """For what a reader needs whatever it reads."""
-
-
-def read_apart(source: str, out: str, size: int) -> None:
-    """Body of a process: the reader's own program, and how much memory it took at its peak."""
-    before = peak_bytes()
-    sys.argv = ["reader", source, out, str(size), str(CPU_SECONDS)]
-    try:
-        foreign_reader.main()
-    finally:
-        Path(out, "peak").write_text(str(peak_bytes() - before))
-
-
-def peak_bytes() -> int:
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def outcome(source: Path, out: Path) -> tuple[dict[str, Any], int]:
