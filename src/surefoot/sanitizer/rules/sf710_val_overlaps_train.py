@@ -12,7 +12,7 @@ from surefoot.sanitizer.rules.base import Rule, RuleInfo
 from surefoot.sanitizer.trace import Trace
 
 MOST_SAMPLES = 50_000
-MOST_ROWS_PER_BATCH = 512
+MOST_ROWS_PER_BATCH = 4096
 LEAST_VALIDATION = 20
 LEAST_COMMON = 5
 LOW, HIGH = 0.02, 0.98
@@ -40,6 +40,9 @@ class ValOverlapsTrain(Rule):
 
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace)
+        self.mask = 0
+        """Only digests with these bits clear are kept: a fair sample of samples, in both sets."""
+        self.unseen_rows = False
         self.train: set[int] = set()
         self.validation: set[int] = set()
         self.site: Site = NOWHERE
@@ -50,32 +53,44 @@ class ValOverlapsTrain(Rule):
     def on_forward_begin(self, event: ev.ForwardBegin) -> None:
         evaluates = not event.grad_enabled and not event.training
         trains = event.grad_enabled and event.training
-        kept = self.validation if evaluates else self.train
-        if not (evaluates or trains) or len(kept) >= MOST_SAMPLES:
+        if not (evaluates or trains) or self.unseen_rows or len(self.pending) > MOST_SAMPLES:
             return
         if evaluates and not (self.trace.training_began and self.trace.is_trained(event.module)):
             return
         tensor = fingerprints.first_tensor((*event.arguments, *event.keywords.values()))
         if tensor is None or tensor.dim() < 2 or tensor.shape[0] < 2:
             return
-        digests = fingerprints.of_rows(tensor[:MOST_ROWS_PER_BATCH], self.trace.deep)
+        if tensor.shape[0] > MOST_ROWS_PER_BATCH:
+            # Which of its samples are looked at would decide what overlaps.
+            self.unseen_rows = True
+            return
+        digests = fingerprints.of_rows(tensor, self.trace.deep)
         self.batches += bool(digests)
         if len(set(digests)) < LEAST_DISTINCT * len(digests):
             self.low_entropy += 1
             return
         if evaluates:
-            self.validation.update(digests)
+            self._keep(self.validation, digests)
             self.site = event.site
         else:
             # Trained on only once a step follows.
-            self.pending = digests
+            self.pending += digests
 
     def on_step_end(self, event: ev.StepEnd) -> None:
-        self.train.update(self.pending)
+        self._keep(self.train, self.pending)
         self.pending = []
 
+    def _keep(self, digests: set[int], new: list[int]) -> None:
+        digests.update(digest for digest in new if not digest & self.mask)
+        while len(digests) > MOST_SAMPLES:
+            self.mask = 2 * self.mask + 1
+            for kept in (self.train, self.validation):
+                kept.difference_update([digest for digest in kept if digest & self.mask])
+
     def findings(self) -> Iterable[Finding]:
-        if len(self.validation) < LEAST_VALIDATION or self.low_entropy > 0.2 * self.batches:
+        if self.unseen_rows or len(self.validation) < LEAST_VALIDATION:
+            return
+        if self.low_entropy > 0.2 * self.batches:
             return
         common = len(self.validation & self.train)
         part = common / len(self.validation)
