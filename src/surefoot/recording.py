@@ -128,7 +128,8 @@ def needed_bytes(assembly: Assembly, *, resuming: bool = False) -> int:
     parameters = sum(p.numel() * p.element_size() for p in assembly.material.model.parameters())
     moments = sum(p.numel() * 4 for p in assembly.trainable.optimizer.parameters) * 3
     one = parameters + moments + CHECKPOINT_OVERHEAD_BYTES
-    return one * (2 if resuming else assembly.settings.checkpoint.keep + 2)
+    section = assembly.settings.checkpoint
+    return one * (2 if resuming else section.keep + section.keep_best + 2)
 
 
 def make_observers(

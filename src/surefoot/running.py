@@ -33,8 +33,13 @@ from surefoot.observe.metrics_schema import number
 from surefoot.observe.observers import Observers
 from surefoot.observe.probes import UtilizationProbe
 from surefoot.observe.run_folder import RunFolder
-from surefoot.state.checkpoint import keep_newest, newest_whole, write_checkpoint
+from surefoot.parallel.ranks import OneRank, Ranks
+from surefoot.state.checkpoint import newest_whole
+from surefoot.state.commit import Draft
 from surefoot.state.manifest import Manifest
+from surefoot.state.retention import DECIDING_KEY, EPHEMERAL_KEY, Keep, Retention
+from surefoot.state.saver import SaveKind, SavePolicy, Saver, Tell
+from surefoot.state.shards import pieces_of
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,7 @@ class FolderRun:
         essential = (self.metrics_log, self.event_log, self.latest)
         self.observers = Observers(essential, observers)
         assembly.trainable.log.observers = (self.observers,)
+        self.saver = make_saver(assembly.settings, folder.checkpoints_path, OneRank(), self.tell)
 
     def begin(self) -> None:
         """Says that the run starts from nothing."""
@@ -172,20 +178,28 @@ class FolderRun:
         step = self.assembly.trainable.state.progress.step
         self.observers.on_event(Event(kind, step, message, data, time.time()))
 
-    def save(self) -> Path:
-        """Publishes a checkpoint of this moment; the metrics log is on the disk before it."""
-        trainable = self.assembly.trainable
+    def save(self, kind: SaveKind) -> bool:
+        """Saves this moment, or begins to; the metrics log is on the disk before it.
+
+        Returns:
+            False where the disk is full and the run goes on without.
+        """
+        trainable, decisions = self.assembly.trainable, self.assembly.decisions
         step = trainable.state.progress.step
-        began = time.perf_counter()
         snapshot = trainable.state.capture(metrics=self.metrics_log.sync())
-        path = write_checkpoint(self.folder.checkpoints_path, step, snapshot, self.about)
-        keep = self.assembly.settings.checkpoint.keep
-        keep_newest(
-            self.folder.checkpoints_path, keep, frozenset({self.assembly.decisions.best.step})
-        )
-        seconds = time.perf_counter() - began
-        self.tell(EventKind.SAVE, f"saved {path.name}", {"seconds": round(seconds, 3)})
-        return path
+        about = {
+            **self.about,
+            DECIDING_KEY: decisions.decided_at(step),
+            EPHEMERAL_KEY: kind is SaveKind.EPHEMERAL,
+        }
+        pieces = pieces_of(snapshot.tensors)
+        still_owner = self.folder.lease.still_owner
+        draft = Draft(step, pieces, snapshot.values, about, still_owner=still_owner)
+        return self.saver.save(draft, kind)
+
+    def _evaluate(self) -> str | None:
+        self.saver.poll()
+        return self.assembly.evaluate()
 
     def _leave_when(self, cut: Cut) -> None:
         """An evaluation or a wait for data is left where `cut()` says so."""
@@ -204,10 +218,12 @@ class FolderRun:
                 progress=assembly.trainable.state.progress,
                 open_windows=assembly.open_windows,
                 horizon=make_horizon(settings, assembly),
-                evaluate=_nothing if settings.evaluate.every == "never" else assembly.evaluate,
+                evaluate=_nothing if settings.evaluate.every == "never" else self._evaluate,
                 evaluate_every=make_cadence(settings.evaluate.every, assembly),
                 save=self.save,
                 save_every=make_cadence(settings.checkpoint.every, assembly),
+                ephemeral_every=make_cadence(settings.checkpoint.ephemeral_every, assembly),
+                finish_saves=lambda: self.saver.finish(must_succeed=True),
                 stop_request=stop,
                 decided_before=assembly.decisions.end,
                 slow_first_update=settings.train.compile != "off",
@@ -216,6 +232,10 @@ class FolderRun:
 
     def _record_failure(self, error: BaseException) -> None:
         step = self.assembly.trainable.state.progress.step
+        try:
+            self.saver.finish()
+        except SurefootError as second:
+            error.add_note(f"and the save that was under way failed: {second}")
         try:
             self.observers.on_event(failure_event(error, step))
             self.metrics_log.sync()
@@ -232,6 +252,15 @@ class FolderRun:
             metrics=dict(self.latest.values),
             model=self.assembly.material.model,
         )
+
+
+def make_saver(settings: Settings, checkpoints: Path, ranks: Ranks, tell: Tell) -> Saver:
+    """What writes the checkpoints of a run, as its settings ask."""
+    section = settings.checkpoint
+    every = section.keep_every
+    keep = Keep(section.keep, section.keep_best, every.value if isinstance(every, Steps) else 0)
+    policy = SavePolicy(section.mode, section.on_full)
+    return Saver(checkpoints, policy, Retention(checkpoints, keep), ranks, tell)
 
 
 def left_when(cut: Cut, open_set: OpenSet) -> OpenSet:

@@ -17,6 +17,7 @@ from surefoot.engine.reporting import ReportLog
 from surefoot.engine.signals import PendingReport
 from surefoot.engine.window import Window
 from surefoot.state.run_state import Progress
+from surefoot.state.saver import SaveKind
 
 STEPS_PER_EPOCH = 5
 NEVER = AtEnd()
@@ -66,8 +67,9 @@ class Recorder:
         self.events.append(("evaluate", self.progress.step))
         return "enough" if self.progress.step == self.finish_at else None
 
-    def save(self) -> None:
+    def save(self, kind: SaveKind) -> bool:
         self.events.append(("save", self.progress.step))
+        return True
 
     def on_step(self, report: Any) -> None:
         self.events.append(("step", report.step))

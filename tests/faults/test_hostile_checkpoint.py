@@ -16,8 +16,8 @@ import surefoot
 from faults.runs_for_faults import edit_json, fit
 from surefoot.core.errors import CheckpointError, RequestError, SurefootError
 from surefoot.materials import refuse_other_than_modules
-from surefoot.state.checkpoint import keep_newest
 from surefoot.state.manifest import digest
+from surefoot.state.retention import Keep, Retention
 
 DEEP = "[" * 100_000 + "]" * 100_000
 
@@ -190,12 +190,15 @@ def test_an_old_checkpoint_that_cannot_be_deleted_is_named(
 ) -> None:
     checkpoints = tmp_path / "checkpoints"
     for step in (1, 2):
-        shutil.copytree(newest(run), checkpoints / f"step-{step:08d}")
+        folder = checkpoints / f"step-{step:08d}"
+        shutil.copytree(newest(run), folder)
+        manifest = json.loads((folder / "manifest.json").read_text())
+        (folder / "manifest.json").write_text(json.dumps(manifest | {"step": step}))
 
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "unlink", refuse)
     with pytest.raises(CheckpointError, match="could not be deleted"):
-        keep_newest(checkpoints, 1)
+        Retention(checkpoints, Keep(latest=1, best=0)).apply()
     assert (checkpoints / "step-00000002").is_dir()

@@ -12,12 +12,12 @@ import torch
 from surefoot.core.errors import CheckpointError, DiskFullError
 from surefoot.state import commit as module
 from surefoot.state.checkpoint import (
-    keep_newest,
     list_checkpoints,
     newest_whole,
     read_checkpoint,
     write_checkpoint,
 )
+from surefoot.state.retention import Keep, Retention
 from surefoot.state.tree import Snapshot, split_tree
 
 
@@ -100,7 +100,7 @@ def test_nothing_whole_is_an_error_that_lists_every_refusal(tmp_path: Path) -> N
     assert str(caught.value).count("state.json is missing") == 2
 
 
-@pytest.mark.parametrize("call", ["save_file", "sync_path", "digest", "write_text", "rename"])
+@pytest.mark.parametrize("call", ["write_tensors", "sync_path", "digest", "write_text", "rename"])
 def test_an_error_while_writing_publishes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
@@ -116,12 +116,12 @@ def test_an_error_while_writing_publishes_nothing(
     assert (tmp_path / "latest").read_text() == f"{older.name}\n"
 
 
-def test_retention_keeps_the_newest_and_the_named(tmp_path: Path) -> None:
+def test_retention_keeps_the_newest_and_clears_what_was_left(tmp_path: Path) -> None:
     for step in range(1, 6):
         save(tmp_path, step)
     (tmp_path / "step-00000009.abc.tmp").mkdir()
-    keep_newest(tmp_path, 2, frozenset({1}))
-    assert [path.name[-1] for path in list_checkpoints(tmp_path)] == ["1", "4", "5"]
+    Retention(tmp_path, Keep(latest=2, best=0, every_steps=0)).apply()
+    assert [path.name[-1] for path in list_checkpoints(tmp_path)] == ["4", "5"]
     assert not list(tmp_path.glob("*.tmp"))
 
 

@@ -122,6 +122,9 @@ EveryEpoch = Annotated[
 EveryOrEnd = Annotated[Count | str, *_annotated(_count_of(_LENGTHS[:5], "epoch", "end"), _TEXT)]
 """When to save: every so often, after each epoch, or at the end."""
 
+EveryOrNever = Annotated[Count | str, *_annotated(_count_of(_LENGTHS[:5], "never"), _TEXT)]
+"""Every so often, or never."""
+
 EverySteps = Annotated[Steps | str, *_annotated(_count_of((Steps,), "never"), _TEXT)]
 """Every so many updates, or never."""
 
@@ -208,6 +211,9 @@ AsHeads = Annotated[
 ]
 FromData = Annotated[
     int | str, BeforeValidator(_whole_or("from-data")), WithJsonSchema(_TEXT_OR_NUMBER)
+]
+AutoSize = Annotated[
+    int | str, BeforeValidator(_whole_or("auto")), WithJsonSchema(_TEXT_OR_NUMBER)
 ]
 AsInTraining = Annotated[
     int | str, BeforeValidator(_whole_or("as-in-training")), WithJsonSchema(_TEXT_OR_NUMBER)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, Protocol
 
 from surefoot.core.errors import ModelError
@@ -131,10 +132,23 @@ class Decisions:
         self.plateau = plateau
         self.stopping = stopping
         self._tell = tell
+        self._latest: tuple[int, float] | None = None
+
+    def decided_at(self, step: int) -> dict[str, Any] | None:
+        """The deciding metric as it was evaluated at `step`; None where it was not."""
+        if self._latest is None or self._latest[0] != step:
+            return None
+        value = self._latest[1]
+        return {
+            "metric": self.deciding.name,
+            "direction": self.deciding.direction,
+            "value": value if isfinite(value) else None,
+        }
 
     def __call__(self, step: int, reports: Sequence[EvalReport]) -> str | None:
         """Returns the reason to finish, or None."""
         value = self.deciding.value(reports)
+        self._latest = step, value
         if is_improvement(value, self.best.value, self.deciding.direction):
             self.best.value, self.best.step = value, step
         if self.plateau.show(reports):

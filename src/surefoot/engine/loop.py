@@ -10,18 +10,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
 from typing import Any, Protocol
 
 from surefoot.core.interruption import CutShort
 from surefoot.core.reports import Event
-from surefoot.engine.cadence import Cadence, Horizon, Mark, frontier
+from surefoot.engine.cadence import AtEnd, Cadence, Horizon, Mark, frontier
 from surefoot.engine.reporting import ReportLog
 from surefoot.engine.step import Update
 from surefoot.engine.window import Window
 from surefoot.state.run_state import Progress
+from surefoot.state.saver import SaveKind
 
 
 class Status(Enum):
@@ -68,9 +69,14 @@ class LoopParts:
     evaluate: Callable[[], str | None]
     """Evaluates every validation set; returns a reason to finish, or None."""
     evaluate_every: Cadence
-    save: Callable[[], object]
+    save: Callable[[SaveKind], bool]
+    """Saves, or begins to; False where it could not and the run goes on."""
     save_every: Cadence
     stop_request: StopRequest
+    finish_saves: Callable[[], object] = lambda: None
+    """Waits for what is still being written."""
+    ephemeral_every: Cadence = field(default_factory=AtEnd)
+    """When a checkpoint is due that only bridges the time to the next one."""
     decided_before: Callable[[], str | None] = lambda: None
     """Why evaluations before a resume have ended the run already, or None."""
     slow_first_update: bool = False
@@ -156,7 +162,9 @@ class Loop:
 
     def _next_due(self, now: Mark) -> Mark:
         parts = self.parts
-        return frontier((parts.horizon, parts.evaluate_every, parts.save_every), now)
+        return frontier(
+            (parts.horizon, parts.evaluate_every, parts.save_every, parts.ephemeral_every), now
+        )
 
     def _may_be_due(self, next_due: Mark, window: Window) -> bool:
         """Whether anything is due if the update in flight is applied: then it must be settled."""
@@ -177,6 +185,8 @@ class Loop:
             end = self._evaluate()
         if parts.save_every.due(before, now):
             self._save()
+        elif parts.ephemeral_every.due(before, now):
+            self._save(SaveKind.EPHEMERAL)
         parts.log.restart_clock()
         if end is None and parts.horizon.reached(now):
             end = "the horizon is reached"
@@ -188,7 +198,8 @@ class Loop:
             self._evaluate()
             self._saved_step = -1  # The state now holds what this evaluation decided.
         if self._saved_step != progress.step:
-            self._save()
+            self._save(SaveKind.FINAL)
+        self.parts.finish_saves()
         self.parts.log.tell(
             Event(status.value, progress.step, reason, {"epoch": progress.epoch}, time.time())
         )
@@ -208,10 +219,10 @@ class Loop:
         progress.evaluation_due = False
         return end
 
-    def _save(self) -> None:
+    def _save(self, kind: SaveKind = SaveKind.REGULAR) -> None:
         self._mark()
-        self.parts.save()
-        self._saved_step = self.parts.progress.step
+        if self.parts.save(kind):
+            self._saved_step = self.parts.progress.step
 
     def _mark(self) -> Mark:
         progress = self.parts.progress

@@ -30,6 +30,8 @@ class EventKind(StrEnum):
     """Stopped on request, saved, can be resumed."""
     FAILURE = "failure"
     SAVE = "save"
+    SAVE_PAUSED = "save-paused"
+    """The disk is full: the run goes on without a checkpoint."""
     SKIP = "skip"
     """An update was skipped by the guard."""
     EARLY_STOP = "early-stop"

@@ -1,14 +1,12 @@
-"""Checkpoints on disk: which there are, which is the newest whole one, which may go.
+"""Checkpoints on disk: which there are, and which is the newest whole one.
 
 Tensors lie in safetensors files, everything else in JSON; no pickle is written or read. A reader
-verifies every digest before anything live is touched. This module never deletes a checkpoint
-before a newer one is published.
+verifies every digest before anything live is touched.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,6 @@ from surefoot.core.errors import CheckpointError
 from surefoot.parallel.ranks import OneRank, Ranks
 from surefoot.state.commit import (
     STATE_NAME,
-    STEP_PREFIX,
-    TEMPORARY_SUFFIX,
     Draft,
     commit,
     step_folder,
@@ -28,6 +24,7 @@ from surefoot.state.commit import (
 from surefoot.state.manifest import (
     MALFORMED,
     MANIFEST_NAME,
+    STEP_PREFIX,
     Manifest,
     read_manifest,
     verify_files,
@@ -121,42 +118,7 @@ def newest_whole(
     )
 
 
-def keep_newest(
-    checkpoints: Path, keep: int, also_keep: frozenset[int] = frozenset()
-) -> list[Path]:
-    """Deletes all but the newest `keep` published checkpoints and the steps in `also_keep`.
-
-    Called after a newer one is published. Left-over temporary folders go too. Returns what went.
-
-    Raises:
-        CheckpointError: one cannot be deleted; the newest ones are untouched.
-    """
-    gone = []
-    for folder in list_checkpoints(checkpoints)[:-keep]:
-        if int(folder.name[len(STEP_PREFIX) :]) not in also_keep:
-            _delete(folder)
-            gone.append(folder)
-    for folder in checkpoints.glob(f"{STEP_PREFIX}*{TEMPORARY_SUFFIX}"):
-        shutil.rmtree(folder, ignore_errors=True)
-    return gone
-
-
-def _delete(folder: Path) -> None:
-    try:
-        # Without its manifest it is no checkpoint any more, whenever the deletion is cut short.
-        (folder / MANIFEST_NAME).unlink()
-        shutil.rmtree(folder)
-    except OSError as error:
-        raise CheckpointError(
-            f"an old checkpoint could not be deleted: {error}",
-            where=str(folder),
-            rule="checkpoint.keep says how many stay",
-            remedy="let this user delete in the folder, or keep more; then resume",
-        ) from error
-
-
 __all__ = [
-    "keep_newest",
     "list_checkpoints",
     "newest_whole",
     "read_checkpoint",

@@ -11,16 +11,12 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-
-from safetensors.torch import save_file
-from torch import Tensor
 
 from surefoot.core.errors import CheckpointError, DiskFullError
 from surefoot.parallel.ranks import OneRank, Ranks
@@ -32,19 +28,17 @@ from surefoot.state.manifest import (
     Manifest,
     TensorEntry,
     digest,
+    step_name,
 )
 from surefoot.state.shards import Piece, choose_writers
+from surefoot.state.tensor_file import write_tensors
 from surefoot.state.tree import KEY_SEPARATOR, RANKS_KEY
 
 STATE_NAME = "state.json"
 LATEST_NAME = "latest"
-STEP_PREFIX = "step-"
-STEP_DIGITS = 8
 TENSOR_SUFFIX = ".safetensors"
 TEMPORARY_SUFFIX = ".tmp"
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-FULL_MARKS = tuple(f"os error {number}" for number in FULL)
-"""How safetensors words what the system said."""
 SPARE_BYTES = 1 << 20
 """Kept free beyond the tensors: the state, the manifest and the logs."""
 
@@ -65,7 +59,7 @@ class Draft:
 
 def step_folder(checkpoints: Path, step: int) -> Path:
     """The folder of the checkpoint at `step`."""
-    return checkpoints / f"{STEP_PREFIX}{step:0{STEP_DIGITS}d}"
+    return checkpoints / step_name(step)
 
 
 def commit(checkpoints: Path, draft: Draft, ranks: Ranks | None = None) -> Path:
@@ -163,10 +157,7 @@ class _Commit:
         tensors: list[list[Any]] = []
         for part, pieces in parts.items():
             path = self.beside / self._file_name(part)
-            save_file(_unshared({piece.key: piece.data for piece in pieces}), path)
-            os.chmod(path, 0o644)
-            sync_path(path)
-            files[path.name] = asdict(digest(path))
+            files[path.name] = asdict(write_tensors(path, {p.key: p.data for p in pieces}))
             for piece in pieces:
                 dtype = str(piece.data.dtype).removeprefix("torch.")
                 chunk = ChunkEntry(path.name, piece.key, *piece.box)
@@ -217,20 +208,5 @@ def _entries(written: Sequence[Mapping[str, Any]]) -> dict[str, TensorEntry]:
     return {name: TensorEntry(*described[name], tuple(chunks[name])) for name in sorted(chunks)}
 
 
-def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """On the CPU, contiguous, and each with memory of its own, as safetensors wants it."""
-    seen: set[int] = set()
-    unshared = {}
-    for name, tensor in tensors.items():
-        own = tensor.detach().cpu().contiguous()
-        storage = own.untyped_storage().data_ptr()
-        # A view into a larger storage may meet another view of it.
-        shared = storage in seen or own.untyped_storage().nbytes() != own.nbytes
-        unshared[name] = own.clone() if shared else own
-        seen.add(storage)
-    return unshared
-
-
 def _is_full(error: BaseException) -> bool:
-    number = getattr(error, "errno", None)
-    return number in FULL or any(mark in str(error) for mark in FULL_MARKS)
+    return isinstance(error, DiskFullError) or getattr(error, "errno", None) in FULL

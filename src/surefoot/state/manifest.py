@@ -32,6 +32,15 @@ MALFORMED = (
 """What reading plain data of an unexpected form raises."""
 
 
+STEP_PREFIX = "step-"
+STEP_DIGITS = 8
+
+
+def step_name(step: int) -> str:
+    """Name of the folder of the checkpoint at `step`."""
+    return f"{STEP_PREFIX}{step:0{STEP_DIGITS}d}"
+
+
 @dataclass(frozen=True, slots=True)
 class FileEntry:
     """One file of a checkpoint."""
@@ -147,6 +156,13 @@ def read_manifest(folder: Path) -> Manifest:
             where=str(path),
             rule=f"this version reads schema {SCHEMA_VERSION}",
             remedy="use the version of surefoot that wrote it (see record.json of its run)",
+        )
+    if folder.name.startswith(STEP_PREFIX) and folder.name != step_name(manifest.step):
+        raise CheckpointError(
+            f"the manifest is that of step {manifest.step}",
+            where=str(path),
+            rule="a checkpoint lies in the folder of its step",
+            remedy="use another checkpoint: this one was moved or mixed up",
         )
     for name in manifest.files:
         if name in ("", ".", "..") or os.path.basename(name) != name:

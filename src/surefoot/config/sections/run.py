@@ -12,6 +12,7 @@ from surefoot.config.fields import (
     Duration,
     EveryEpoch,
     EveryOrEnd,
+    EveryOrNever,
     EverySteps,
     Horizon,
     LossScale,
@@ -69,8 +70,18 @@ class CheckpointSection(Section):
     """When to save. A run always saves at its end."""
 
     every: EveryOrEnd = Steps(1000)
+    mode: Literal["sync", "async"] = "sync"
+    """`async` copies the state to host memory and writes it while the training goes on."""
     keep: Whole = 3
     """How many of the latest checkpoints stay."""
+    keep_best: Whole = 1
+    """How many of the best ones by the deciding metric stay."""
+    keep_every: EverySteps = "never"
+    """Checkpoints at multiples of this stay for ever."""
+    ephemeral_every: EveryOrNever = "never"
+    """In between, one that only stays until the next: for machines that may be taken away."""
+    on_full: Literal["continue", "stop"] = "continue"
+    """Whether a full disk pauses saving, loudly, or ends the run."""
 
 
 class GuardSection(Section):

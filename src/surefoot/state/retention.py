@@ -1,0 +1,143 @@
+"""Which checkpoints stay. Pure choice, and the deletion that follows it.
+
+Only a checkpoint that is known to be whole counts as one that stays; a damaged one is left where it
+lies and never counted. Nothing is deleted before a newer one is published.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from surefoot.core.errors import CheckpointError
+from surefoot.state.checkpoint import list_checkpoints
+from surefoot.state.commit import TEMPORARY_SUFFIX
+from surefoot.state.manifest import (
+    MANIFEST_NAME,
+    STEP_PREFIX,
+    Manifest,
+    read_manifest,
+    verify_files,
+)
+
+DECIDING_KEY = "deciding"
+"""In `about`: metric, value and direction of the evaluation at the checkpoint's step."""
+EPHEMERAL_KEY = "ephemeral"
+"""In `about`: whether it only bridges the time to the next one."""
+
+
+@dataclass(frozen=True)
+class Keep:
+    """How many stay, by each rule; a checkpoint stays where any rule says so."""
+
+    latest: int = 3
+    """The newest ones; at least 1."""
+    best: int = 1
+    """The best ones by the deciding metric."""
+    every_steps: int = 0
+    """All whose step is a multiple of this; 0 for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A published checkpoint that is whole."""
+
+    step: int
+    badness: float | None = None
+    """Value of the deciding metric, lower is better; None where there was no evaluation."""
+    ephemeral: bool = False
+
+
+def choose_kept(whole: Sequence[Candidate], keep: Keep) -> set[int]:
+    """The steps that stay.
+
+    Ephemeral ones stay until anything newer is published, and count for no rule.
+    """
+    ordered = sorted(whole, key=lambda candidate: candidate.step)
+    lasting = [candidate for candidate in ordered if not candidate.ephemeral]
+    kept = {candidate.step for candidate in ordered[-1:]}
+    kept |= {candidate.step for candidate in lasting[-keep.latest :]}
+    judged = [candidate for candidate in lasting if candidate.badness is not None]
+    judged.sort(key=lambda candidate: (candidate.badness, candidate.step))
+    kept |= {candidate.step for candidate in judged[: keep.best]}
+    if keep.every_steps:
+        kept |= {c.step for c in lasting if c.step % keep.every_steps == 0}
+    return kept
+
+
+@dataclass
+class Retention:
+    """Deletes what need not stay, and remembers what it has verified."""
+
+    checkpoints: Path
+    keep: Keep
+    _known: dict[str, Candidate | None] = field(default_factory=dict)
+
+    def published(self, folder: Path) -> None:
+        """Takes note of a checkpoint that this process has just written, digests and all."""
+        self._known[folder.name] = _candidate(read_manifest(folder))
+
+    def apply(self) -> list[Path]:
+        """Deletes what need not stay, and left-over temporary folders; returns what went.
+
+        Raises:
+            CheckpointError: one cannot be deleted; the newest ones are untouched.
+        """
+        found = list_checkpoints(self.checkpoints)
+        whole = [c for c in map(self._look, found) if c is not None]
+        kept = choose_kept(whole, self.keep)
+        going = {c.step for c in whole} - kept
+        gone = [folder for folder in found if int(folder.name[len(STEP_PREFIX) :]) in going]
+        for folder in gone:
+            delete(folder)
+            del self._known[folder.name]
+        for folder in self.checkpoints.glob(f"{STEP_PREFIX}*{TEMPORARY_SUFFIX}"):
+            shutil.rmtree(folder, ignore_errors=True)
+        return gone
+
+    def _look(self, folder: Path) -> Candidate | None:
+        if folder.name not in self._known:
+            try:
+                manifest = read_manifest(folder)
+                verify_files(folder, manifest)
+                self._known[folder.name] = _candidate(manifest)
+            except CheckpointError:
+                self._known[folder.name] = None
+        return self._known[folder.name]
+
+
+def delete(folder: Path) -> None:
+    """Deletes one checkpoint; cut short at any moment, it is either there or no checkpoint.
+
+    Raises:
+        CheckpointError: the disk refuses.
+    """
+    try:
+        # Without its manifest it is no checkpoint any more, whenever the deletion is cut short.
+        (folder / MANIFEST_NAME).unlink()
+        shutil.rmtree(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"an old checkpoint could not be deleted: {error}",
+            where=str(folder),
+            rule="checkpoint.keep says how many stay",
+            remedy="let this user delete in the folder, or keep more; then resume",
+        ) from error
+
+
+def _candidate(manifest: Manifest) -> Candidate:
+    deciding = manifest.about.get(DECIDING_KEY)
+    badness = None
+    if isinstance(deciding, Mapping):
+        badness = _badness(deciding)
+    return Candidate(manifest.step, badness, bool(manifest.about.get(EPHEMERAL_KEY, False)))
+
+
+def _badness(deciding: Mapping[str, Any]) -> float | None:
+    value = deciding.get("value")
+    if not isinstance(value, int | float) or value != value:
+        return None
+    return float(value) if deciding.get("direction") == "min" else -float(value)

@@ -1,0 +1,162 @@
+"""Saves the checkpoints of one run: at once, or beside the training. Decides nothing of the run.
+
+One save is in flight at most. What goes wrong in it reaches the training at its next boundary, on
+all ranks alike. A full disk is told loudly; by policy the run goes on without a checkpoint or ends.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import Literal
+
+from surefoot.core.errors import DiskFullError
+from surefoot.parallel.ranks import Ranks
+from surefoot.state.commit import Draft, commit
+from surefoot.state.retention import Retention
+from surefoot.state.staging import HostStage
+
+SAVE = "save"
+SAVE_PAUSED = "save-paused"
+
+Tell = Callable[[str, str, Mapping[str, object]], None]
+"""Kind, message and data of an event."""
+
+
+class SaveKind(Enum):
+    """Why a checkpoint is written."""
+
+    REGULAR = "regular"
+    EPHEMERAL = "ephemeral"
+    """Only until the next one."""
+    FINAL = "final"
+    """The run ends with it: it must succeed."""
+
+
+@dataclass(frozen=True)
+class SavePolicy:
+    """How checkpoints are written."""
+
+    mode: Literal["sync", "async"] = "sync"
+    on_full: Literal["continue", "stop"] = "continue"
+
+
+@dataclass
+class _Flight:
+    """A save that is under way or done."""
+
+    step: int
+    must_succeed: bool
+    began: float
+    stalled_seconds: float = 0.0
+    path: Path | None = None
+    error: BaseException | None = None
+    seconds: float = 0.0
+    thread: threading.Thread | None = None
+
+
+class Saver:
+    """Writes checkpoints and lets old ones go.
+
+    Args:
+        checkpoints: their folder.
+        policy: at once or beside the training; what a full disk means.
+        retention: which stay; applied by rank 0 after each commit.
+        ranks: meets in a channel of its own, so that no other meeting comes in between.
+        tell: hears of each save, on the thread of the training.
+    """
+
+    def __init__(
+        self, checkpoints: Path, policy: SavePolicy, retention: Retention, ranks: Ranks, tell: Tell
+    ) -> None:
+        self._checkpoints = checkpoints
+        self._policy = policy
+        self._retention = retention
+        self._ranks = ranks
+        self._tell = tell
+        self._stage = HostStage()
+        self._flight: _Flight | None = None
+
+    def save(self, draft: Draft, kind: SaveKind = SaveKind.REGULAR) -> bool:
+        """Saves, or begins to, once the save before is over.
+
+        Returns:
+            False where the disk is full and the policy is to go on.
+
+        Raises:
+            CheckpointError: this save (or, where it runs beside the training, the one before)
+                failed; nothing was published, older ones are untouched.
+        """
+        self.finish()
+        flight = _Flight(draft.step, kind is SaveKind.FINAL, time.perf_counter())
+        self._flight = flight
+        if self._policy.mode == "async":
+            draft = replace(draft, pieces=self._stage.copy(draft.pieces))
+            flight.stalled_seconds = time.perf_counter() - flight.began
+            # Not a daemon: the interpreter waits for what it has begun to write.
+            flight.thread = threading.Thread(
+                target=self._run, args=(draft, flight), name="surefoot-save"
+            )
+            flight.thread.start()
+            if not flight.must_succeed:
+                return True
+        else:
+            self._run(draft, flight)
+            flight.stalled_seconds = flight.seconds
+        return self.finish()
+
+    def poll(self) -> None:
+        """Tells of a save that has ended meanwhile. Never waits.
+
+        Raises:
+            CheckpointError: it failed.
+        """
+        flight = self._flight
+        if flight is not None and (flight.thread is None or not flight.thread.is_alive()):
+            self.finish()
+
+    def finish(self, *, must_succeed: bool = False) -> bool:
+        """Waits for the save in flight, if any, and tells of it; False as for `save`.
+
+        Args:
+            must_succeed: a full disk too is an error, since no later save will make up for it.
+
+        Raises:
+            CheckpointError: it failed.
+        """
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return True
+        if flight.thread is not None:
+            flight.thread.join()
+        if flight.error is None:
+            assert flight.path is not None
+            told = {
+                "seconds": round(flight.seconds, 3),
+                "stalled_seconds": round(flight.stalled_seconds, 3),
+            }
+            self._tell(SAVE, f"saved {flight.path.name}", told)
+            return True
+        must_succeed = must_succeed or flight.must_succeed or self._policy.on_full == "stop"
+        if must_succeed or not isinstance(flight.error, DiskFullError):
+            raise flight.error
+        self._tell(
+            SAVE_PAUSED,
+            f"NO CHECKPOINT at step {flight.step}, the run goes on: {flight.error}",
+            {"checkpoint_step": flight.step, "folder": str(self._checkpoints)},
+        )
+        return False
+
+    def _run(self, draft: Draft, flight: _Flight) -> None:
+        try:
+            flight.path = commit(self._checkpoints, draft, self._ranks)
+            if self._ranks.rank == 0:
+                self._retention.published(flight.path)
+                self._retention.apply()
+        except BaseException as error:
+            flight.error = error
+        flight.seconds = time.perf_counter() - flight.began
