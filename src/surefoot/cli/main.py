@@ -19,6 +19,7 @@ from surefoot.cli import (
     check,
     checkpoint,
     checkpoint_exchange,
+    doctor,
     failure,
     runs,
     show,
@@ -52,6 +53,7 @@ app.command("train")(train.train)
 app.command("check")(check.check)
 app.command("audit", context_settings=audit.CONTEXT)(audit.audit)
 app.add_typer(show.app, name="show")
+app.command("doctor")(doctor.doctor)
 app.command("runs")(runs.list_runs)
 checkpoint.app.command("export")(checkpoint_exchange.export)
 checkpoint.app.command("import")(checkpoint_exchange.import_)

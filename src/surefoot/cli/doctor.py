@@ -1,0 +1,100 @@
+"""`surefoot doctor`: from what a run recorded to the cause. It reads logs and changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from surefoot.cli.session import DebugOption, JsonOption, Session
+from surefoot.core.errors import EXIT_DONE, EXIT_FOUND
+
+if TYPE_CHECKING:
+    from surefoot.core.finding import Finding
+    from surefoot.diagnosis.doctor import Diagnosis
+
+STYLES = {"error": "bold red", "warning": "bold yellow", "hint": "bold cyan"}
+MOST_NAMED = 6
+
+
+def doctor(
+    context: typer.Context,
+    log: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN|LOG",
+            help="A run folder, or a log: JSONL, CSV, TensorBoard's, HF Trainer's state.",
+        ),
+    ],
+    json_file: JsonOption = None,
+    debug: DebugOption = False,
+) -> int:
+    """Say from a run's log what went wrong: cause, evidence, fix.
+
+    The most likely cause comes first. Exit code 1 where an error was found.
+    """
+    from surefoot.diagnosis.doctor import examine
+    from surefoot.diagnosis.readers import read_recording
+
+    session: Session = context.obj
+    diagnosis = examine(read_recording(log))
+    session.answer(_facts(diagnosis))
+    _show(session, diagnosis)
+    is_error = any(finding.severity.value == "error" for finding in diagnosis.findings)
+    return EXIT_FOUND if is_error else EXIT_DONE
+
+
+def _facts(diagnosis: Diagnosis) -> dict[str, object]:
+    return {
+        "source": diagnosis.source,
+        "format": diagnosis.kind,
+        "rows": diagnosis.num_rows,
+        "last_step": diagnosis.last_step,
+        "healthy": diagnosis.is_healthy,
+        "findings": [finding.as_json() for finding in diagnosis.findings],
+        "consequences": [finding.as_json() for finding in diagnosis.consequences],
+        "recorded": diagnosis.recorded,
+        "not_recorded": {untold.signal: untold.slugs for untold in diagnosis.untold},
+        "ignored_columns": diagnosis.ignored,
+    }
+
+
+def _show(session: Session, diagnosis: Diagnosis) -> None:
+    session.say(
+        f"{diagnosis.kind} {diagnosis.source}: {diagnosis.num_rows:,} rows,"
+        f" {diagnosis.last_step:,} updates"
+    )
+    for rank, finding in enumerate(diagnosis.findings, start=1):
+        _show_finding(session, rank, finding)
+    if diagnosis.is_too_short:
+        session.say(f"\nonly {diagnosis.num_rows} rows: too few to see the shape of a curve")
+    elif diagnosis.is_healthy:
+        session.say("\nnothing wrong was found in what was recorded", style="bold green")
+    for finding in diagnosis.consequences:
+        session.say(f"\nalso seen, and explained by the above: {finding.slug} ({finding.code})")
+        session.say(f"  {finding.message}", style="dim")
+    if diagnosis.untold:
+        session.say("\nnot recorded, so it cannot be told:", style="bold")
+        width = max(len(untold.signal) for untold in diagnosis.untold)
+        for untold in diagnosis.untold:
+            named = ", ".join(untold.slugs[:MOST_NAMED])
+            more = len(untold.slugs) - MOST_NAMED
+            rest = f" and {more} more" if more > 0 else ""
+            session.say(f"  {untold.signal.ljust(width)}   {named}{rest}", style="dim")
+    if diagnosis.findings:
+        code = diagnosis.findings[0].code
+        session.next((f"surefoot show rules {code}", "what is looked at, and why it is bad"))
+    else:
+        session.next((f"surefoot doctor {diagnosis.source} --json -", "what was looked at"))
+
+
+def _show_finding(session: Session, rank: int, finding: Finding) -> None:
+    severity = finding.severity.value
+    head = Text(f"\n{rank}. {severity}", style=STYLES[severity])
+    head.append(f" {finding.code} {finding.slug}", style="bold")
+    head.append(f" ({finding.certainty.value})")
+    session.console.print(head, soft_wrap=True)
+    session.say(f"  {finding.message}")
+    session.say(f"  fix: {finding.fix}", style="green")

@@ -1,0 +1,75 @@
+"""SFD501: the model learns the training data by heart."""
+
+from __future__ import annotations
+
+from surefoot.core.finding import Certainty, Severity
+from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
+from surefoot.diagnosis.curve import Curve
+from surefoot.diagnosis.signals import Signals
+
+FEWEST_EVALUATIONS = 4
+RISE = 0.15
+"""Share of what the validation loss had gained that it has lost again since its best."""
+
+
+class Overfitting(Cause):
+    """Validation loss turns and rises while the train loss goes on falling."""
+
+    info = CauseInfo(
+        code="SFD501",
+        slug="overfitting",
+        severity=Severity.WARNING,
+        certainty=Certainty.STRONG,
+        title="The validation loss turned and rises while the train loss goes on falling.",
+        observes="The best validation loss, what came after it, and the train loss over the same"
+        " stretch. Quiet where the rise is within the noise of the evaluations, or where the train"
+        " loss rises too.",
+        why="What the model learns after the turn is true of the training samples only.",
+        fix="Use the checkpoint of the best evaluation and stop there (early_stopping); then more"
+        " data or augmentation, more dropout or weight decay, a smaller model.",
+        source="https://www.deeplearningbook.org/contents/regularization.html (7.8)",
+        needs=("loss", "validation loss"),
+    )
+
+    def look(self, signals: Signals) -> Verdict | None:
+        validation, loss = signals.validation, signals.loss
+        if len(validation) < FEWEST_EVALUATIONS or len(loss) < FEWEST_EVALUATIONS:
+            return None
+        values = validation.values
+        best_at = int(values.argmin())
+        after = values[best_at + 1 :]
+        if len(after) < 2 or best_at == 0:
+            return None
+        best = float(values[best_at])
+        last = float(sum(values[-2:]) / 2)
+        gained = float(values[0]) - best
+        jitter = _jitter(validation, best_at)
+        if gained <= 0 or last - best < max(RISE * gained, 4 * jitter):
+            return None
+        turn = validation.step(best_at)
+        before = loss.values[(loss.series.steps <= turn)][-max(5, len(loss) // 20) :]
+        if not len(before) or loss.end >= float(sum(before) / len(before)) - loss.noise:
+            return None
+        return Verdict(
+            f"{signals.validation_name}/loss was best, {best:.4g}, at step {turn} and is {last:.4g}"
+            f" at step {validation.step(-1)}; over the same steps the train loss fell from"
+            f" {sum(before) / len(before):.4g} to {loss.end:.4g}.",
+            weight=0.85,
+            evidence={
+                "best_validation_loss": best,
+                "best_step": turn,
+                "last_validation_loss": last,
+                "train_loss_then": float(sum(before) / len(before)),
+                "train_loss_now": loss.end,
+            },
+        )
+
+
+def _jitter(validation: Curve, best_at: int) -> float:
+    """How much neighbouring evaluations differ from a straight line through three of them."""
+    values = validation.values
+    bends = sorted(
+        abs(float(values[i] - (values[i - 1] + values[i + 1]) / 2))
+        for i in range(1, len(values) - 1)
+    )
+    return bends[len(bends) // 2]

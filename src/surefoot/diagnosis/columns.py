@@ -1,0 +1,96 @@
+"""One name for each quantity, whatever a log calls it. Knows names only, never values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+EVALUATION = "evaluation:"
+
+
+class Name(NamedTuple):
+    """Where a quantity belongs (`""`: the training; `evaluation:SET`), and what it is."""
+
+    room: str
+    name: str
+
+
+ALIASES: Mapping[str, tuple[str, ...]] = {
+    "step": ("global_step", "iteration", "iter", "update", "updates", "trainer_global_step"),
+    "epoch": (),
+    "loss": ("batch_loss", "total_loss", "loss_total", "nll", "nll_loss", "ce_loss"),
+    "lr": ("learning_rate", "learningrate", "rate", "current_lr", "lr_0"),
+    "grad_norm": ("gradient_norm", "gradnorm", "total_norm", "grad_2_0_norm_total", "gnorm"),
+    "weight_norm": ("param_norm", "parameter_norm", "weights_norm", "params_norm"),
+    "loss_scale": ("scale", "grad_scale", "scaler_scale", "amp_scale", "lossscale"),
+    "weight": ("batch_size", "num_items", "num_samples", "items", "bsz", "batch_items"),
+    "tokens": ("num_tokens", "num_input_tokens_seen", "tokens_seen", "total_tokens"),
+    "samples": ("samples_seen", "num_samples_seen"),
+    "memory_bytes": ("memory", "gpu_memory", "memory_allocated", "max_memory", "bytes"),
+    "step_seconds": ("step_time", "iter_time", "batch_time", "seconds_per_step", "time_per_step"),
+    "data_seconds": ("data_time", "data_wait", "load_time", "data_loading_time", "dataloader_time"),
+    "device_utilization": ("gpu_util", "gpu_utilization", "utilization", "gpu_usage"),
+    "sample_ids": (),
+    "applied": (),
+    "skipped": (),
+}
+"""Canonical name → other names for it, already in the form that `_plain` gives."""
+
+_KNOWN = {alias: name for name, aliases in ALIASES.items() for alias in (name, *aliases)}
+_FAMILIES = {
+    "lr": re.compile(r"^(?:lr|learning_rate)[_-](.+)$"),
+    "grad_norm": re.compile(r"^(?:grad_norm|gradient_norm|gnorm)_(.+)$"),
+    "term": re.compile(r"^terms?_(.+)$"),
+}
+_SETS = "val|valid|validation|eval|evaluation|test|dev|heldout"
+_SET_BEFORE = re.compile(rf"^({_SETS})_(.+)$")
+_SET_AFTER = re.compile(rf"^(.+)_({_SETS})$")
+_TRAIN = re.compile(r"^(?:train|training|trn|trainer)_(.+)$|^(.+)_(?:train|training)$")
+_ROOMS = re.compile(r"^(?:time|memory|perf|performance|optim|optimizer|system|metrics)_(.+)$")
+_NO_METRIC = re.compile(r"runtime|per_second|seconds|_time$|^time$|^steps?$|^samples?$|^epoch$")
+
+
+def canonical(name: str) -> Name | None:
+    """The canonical name of a column; None for one that no rule knows.
+
+    >>> canonical("train/loss"), canonical("learning_rate"), canonical("lr-AdamW")
+    (Name(room='', name='loss'), Name(room='', name='lr'), Name(room='', name='lr/adamw'))
+    >>> canonical("eval_loss"), canonical("Loss/val"), canonical("eval_runtime")
+    (Name(room='evaluation:eval', name='loss'), Name(room='evaluation:val', name='loss'), None)
+    """
+    plain = _plain(name)
+    if found := _SET_BEFORE.match(plain):
+        return _evaluation(found[1], found[2])
+    if found := _SET_AFTER.match(plain):
+        return _evaluation(found[2], found[1])
+    if found := _TRAIN.match(plain):
+        plain = found[1] or found[2]
+    return _training(plain) or _training(plain.removesuffix("_step")) or _below(plain)
+
+
+def _below(plain: str) -> Name | None:
+    found = _ROOMS.match(plain)
+    return _training(found[1]) if found else None
+
+
+def _training(plain: str) -> Name | None:
+    if plain in _KNOWN:
+        return Name("", _KNOWN[plain])
+    for family, pattern in _FAMILIES.items():
+        if found := pattern.match(plain):
+            return Name("", f"{family}/{found[1]}")
+    return None
+
+
+def _evaluation(set_name: str, metric: str) -> Name | None:
+    if _NO_METRIC.search(metric):
+        return None
+    plain = metric.removesuffix("_epoch").removesuffix("_step")
+    return Name(EVALUATION + set_name, _KNOWN.get(plain, plain))
+
+
+def _plain(name: str) -> str:
+    """Lower case, words joined by `_`."""
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
+    return re.sub(r"[^a-z0-9]+", "_", spaced.lower()).strip("_")

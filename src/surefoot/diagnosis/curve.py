@@ -1,0 +1,134 @@
+"""Robust shape of one series: levels, noise, jumps. Medians and MADs only; no absolute threshold.
+
+A curve knows nothing of what its numbers mean.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from surefoot.diagnosis.recording import Floats, Series
+
+MAD_TO_SIGMA = 1.4826
+"""The median absolute deviation of a normal distribution, times this, is its standard deviation."""
+LONGEST_WINDOW = 101
+ROWS_AT_ONCE = 1 << 14
+
+
+class Curve:
+    """The finite values of a series, seen from some distance.
+
+    Attributes:
+        start: level of the first rows, before much has happened (median of 2 %, at least 3 rows).
+        end: level of the last tenth (at least 5 rows).
+        smooth: [N] running median.
+        noise: standard deviation around `smooth`, from the MAD; spikes do not raise it.
+    """
+
+    def __init__(self, series: Series) -> None:
+        self.series = series.finite
+        self.values: Floats = self.series.values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @cached_property
+    def window(self) -> int:
+        return min(LONGEST_WINDOW, max(5, len(self) // 15)) | 1
+
+    @cached_property
+    def smooth(self) -> Floats:
+        return running_median(self.values, self.window)
+
+    @cached_property
+    def noise(self) -> float:
+        return spread(self.values - self.smooth) if len(self) else 0.0
+
+    @cached_property
+    def start(self) -> float:
+        return float(np.median(self.values[: max(3, len(self) // 50)]))
+
+    @cached_property
+    def end(self) -> float:
+        return float(np.median(self.values[-max(5, len(self) // 10) :]))
+
+    @cached_property
+    def lowest(self) -> float:
+        return float(self.smooth.min())
+
+    @cached_property
+    def lowest_at(self) -> int:
+        """Position of the lowest level."""
+        return int(self.smooth.argmin())
+
+    @cached_property
+    def drop(self) -> float:
+        """How far the level came down from start to end; negative where it rose."""
+        return self.start - self.end
+
+    def level(self, begin: float, end: float) -> float:
+        """Median over a share of the run, such as `level(0.4, 0.6)`."""
+        return float(np.median(self.part(begin, end)))
+
+    def part(self, begin: float, end: float) -> Floats:
+        """The values of a share of the run; at least one."""
+        first = min(int(begin * len(self)), len(self) - 1)
+        return self.values[first : max(first + 1, round(end * len(self)))]
+
+    def step(self, position: int) -> int:
+        return self.series.step(position)
+
+    def standard_error(self, share: float = 0.1) -> float:
+        """Of the median of so large a part of the run, if its noise is independent."""
+        return 1.25 * self.noise / max(1.0, share * len(self)) ** 0.5
+
+
+def running_median(values: Floats, window: int) -> Floats:
+    """[N] median of the `window` (odd) values around each; shorter at the ends."""
+    count = len(values)
+    if count == 0:
+        return values
+    half = min(window // 2, (count - 1) // 2)
+    if half == 0:
+        return values.copy()
+    result = np.empty(count)
+    width = 2 * half + 1
+    inner = sliding_window_view(values, width)
+    for first in range(0, len(inner), ROWS_AT_ONCE):
+        block = inner[first : first + ROWS_AT_ONCE]
+        result[half + first : half + first + len(block)] = np.median(block, axis=1)
+    for offset in range(half):
+        result[offset] = np.median(values[: offset + half + 1])
+        result[count - 1 - offset] = np.median(values[count - offset - half - 1 :])
+    return result
+
+
+def spread(values: Floats) -> float:
+    """Standard deviation from the median absolute deviation."""
+    return MAD_TO_SIGMA * float(np.median(np.abs(values - np.median(values))))
+
+
+def outliers(values: Floats, window: int, sigmas: float) -> NDArray[np.int64]:
+    """Positions that stand `sigmas` above the median of what came just before them.
+
+    Each is judged by the `window` values before it; judged ones stay in the window, which the
+    median does not mind.
+    """
+    found = []
+    for position in range(min(window, 5), len(values)):
+        before = values[max(0, position - window) : position]
+        scale = max(spread(before), 1e-3 * abs(float(np.median(before))), 1e-30)
+        if values[position] - np.median(before) > sigmas * scale:
+            found.append(position)
+    return np.array(found, np.int64)
+
+
+def straightness(values: Floats) -> float:
+    """Correlation of the values with their order: -1 for a straight way down, 0 for none."""
+    if len(values) < 3 or float(values.std()) == 0.0:
+        return 0.0
+    return float(np.corrcoef(np.arange(len(values)), values)[0, 1])

@@ -1,0 +1,106 @@
+"""Asks every cause, and puts what they say in order. It interprets no number itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from surefoot.core.finding import Finding
+from surefoot.diagnosis.causes import all_causes
+from surefoot.diagnosis.causes.base import Cause, Verdict
+from surefoot.diagnosis.recording import Recording
+from surefoot.diagnosis.signals import SHORTEST, Signals
+
+VALIDATION = "validation loss"
+
+
+@dataclass(frozen=True, slots=True)
+class Untold:
+    """Causes that could not be told, and the signal that is missing."""
+
+    signal: str
+    slugs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What the doctor has to say.
+
+    Attributes:
+        findings: the most likely cause first.
+        consequences: findings that one of those explains.
+        untold: by missing signal, what cannot be said without it.
+    """
+
+    source: str
+    kind: str
+    num_rows: int
+    last_step: int
+    recorded: tuple[str, ...]
+    ignored: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    consequences: tuple[Finding, ...]
+    untold: tuple[Untold, ...]
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether nothing was found in what was recorded."""
+        return not self.findings
+
+    @property
+    def is_too_short(self) -> bool:
+        return self.num_rows < SHORTEST
+
+
+def examine(recording: Recording) -> Diagnosis:
+    """Every cause's opinion on what a run recorded."""
+    signals = Signals(recording)
+    untold: dict[str, list[str]] = {}
+    found: list[tuple[type[Cause], Verdict]] = []
+    for cause in all_causes():
+        missing = [name for name in cause.info.needs if not _has(recording, name)]
+        for name in missing:
+            untold.setdefault(name, []).append(cause.info.slug)
+        if not missing and (verdict := cause().look(signals)) is not None:
+            found.append((cause, verdict))
+    found.sort(key=lambda pair: -pair[1].weight)
+    explained = {slug for cause, _ in found for slug in cause.info.explains}
+    # Where two explain each other, the likelier one stands.
+    explained -= {found[0][0].info.slug} if found else set()
+    recorded = [*recording.columns, *recording.evaluations]
+    return Diagnosis(
+        source=recording.source,
+        kind=recording.kind,
+        num_rows=recording.num_rows,
+        last_step=recording.last_step,
+        recorded=tuple(recorded),
+        ignored=tuple(recording.ignored),
+        findings=_findings(found, explained, recording, inside=False),
+        consequences=_findings(found, explained, recording, inside=True),
+        untold=tuple(Untold(name, tuple(slugs)) for name, slugs in sorted(untold.items())),
+    )
+
+
+def _findings(
+    found: Sequence[tuple[type[Cause], Verdict]],
+    explained: set[str],
+    recording: Recording,
+    *,
+    inside: bool,
+) -> tuple[Finding, ...]:
+    return tuple(
+        cause.finding(verdict, recording.source)
+        for cause, verdict in found
+        if (cause.info.slug in explained) is inside
+    )
+
+
+def _has(recording: Recording, name: str) -> bool:
+    """Whether a signal of `CauseInfo.needs` was recorded."""
+    if name == VALIDATION:
+        return len(recording.validation[1]) > 0
+    if name == "events":
+        return len(recording.events) > 0
+    if name.endswith("/NAME"):
+        return len(recording.family(name.removesuffix("/NAME"))) > 1
+    return recording.has(name)

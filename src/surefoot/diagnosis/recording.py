@@ -1,0 +1,227 @@
+"""What a run recorded, as arrays by name: the only thing that the rules of the doctor see.
+
+It holds what was recorded and nothing else: a number that is missing stays missing, and one that
+is not finite stays what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from surefoot.core.reports import Event
+from surefoot.diagnosis.columns import EVALUATION, Name, canonical
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """One quantity over a run.
+
+    Args:
+        rows: [N] number of the row of the log that each value stands in, ascending.
+        steps: [N] updates completed, as the log says; it may stand still or go back.
+        values: [N] as recorded, NaN and infinities among them.
+    """
+
+    rows: NDArray[np.int64]
+    steps: Floats
+    values: Floats
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @cached_property
+    def finite(self) -> Series:
+        """The values that are finite."""
+        return self.where(np.isfinite(self.values))
+
+    def where(self, mask: NDArray[np.bool_]) -> Series:
+        return Series(self.rows[mask], self.steps[mask], self.values[mask])
+
+    def first_non_finite(self) -> int | None:
+        """Position of the first value that is NaN or infinite."""
+        bad = np.flatnonzero(~np.isfinite(self.values))
+        return int(bad[0]) if len(bad) else None
+
+    def step(self, position: int) -> int:
+        return int(self.steps[position])
+
+
+EMPTY = Series(np.empty(0, np.int64), np.empty(0), np.empty(0))
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """What one run left behind.
+
+    Args:
+        source: where it was read from.
+        kind: which reader read it, for people.
+        columns: canonical name → series; of several learning rates `lr` is the largest.
+        evaluations: `SET/METRIC` → series, raw weights before averaged ones.
+        sample_ids: row → ids of the samples of its window.
+        events: what happened, first to last.
+        facts: what is known of the run as a whole: `precision`, `clip_norm`, `num_classes`, ...
+        ignored: columns of the log that no rule knows.
+    """
+
+    source: str
+    kind: str
+    num_rows: int
+    columns: Mapping[str, Series]
+    evaluations: Mapping[str, Series] = field(default_factory=dict)
+    sample_ids: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    events: Sequence[Event] = ()
+    facts: Mapping[str, object] = field(default_factory=dict)
+    ignored: Sequence[str] = ()
+
+    def __getitem__(self, name: str) -> Series:
+        """The series of this name; an empty one where it was not recorded."""
+        return self.columns.get(name, EMPTY)
+
+    def has(self, *names: str) -> bool:
+        return all(len(self[name]) > 0 for name in names)
+
+    def aligned(self, *names: str) -> tuple[Floats, ...]:
+        """Steps, then the values of each name, of the rows that hold all of them."""
+        common = self[names[0]].rows
+        for name in names[1:]:
+            common = np.intersect1d(common, self[name].rows, assume_unique=True)
+        picked = [self[name].where(np.isin(self[name].rows, common)) for name in names]
+        return (picked[0].steps, *(series.values for series in picked))
+
+    def family(self, prefix: str) -> dict[str, Series]:
+        """Series called `PREFIX/NAME`, by NAME."""
+        start = f"{prefix}/"
+        return {k.removeprefix(start): v for k, v in self.columns.items() if k.startswith(start)}
+
+    @cached_property
+    def validation(self) -> tuple[str, Series]:
+        """Name and loss of the validation set that was evaluated most; `("", empty)` for none."""
+        losses = {k: v for k, v in self.evaluations.items() if k.endswith("/loss")}
+        if not losses:
+            return "", EMPTY
+        name = max(losses, key=lambda key: len(losses[key]))
+        return name.removesuffix("/loss"), losses[name]
+
+    @property
+    def last_step(self) -> int:
+        series = [*self.columns.values(), *self.evaluations.values()]
+        return int(max((s.steps.max() for s in series if len(s)), default=0))
+
+
+class RecordingBuilder:
+    """Collects flat rows, one mapping of names to values each, and makes a `Recording` of them."""
+
+    def __init__(self, source: str, kind: str) -> None:
+        self.source, self.kind = source, kind
+        self.events: list[Event] = []
+        self.facts: dict[str, object] = {}
+        self._cells: dict[Name, list[tuple[int, float, float]]] = {}
+        self._sample_ids: dict[int, tuple[int, ...]] = {}
+        self._ignored: dict[str, None] = {}
+        self._num_rows = 0
+        self._step = 0.0
+
+    def add(self, row: Mapping[str, object]) -> None:
+        """One row of the log, under its own names. A row without a step counts on."""
+        named: dict[Name, object] = {}
+        for name, value in row.items():
+            known = canonical(name)
+            if known is None or known in named:
+                self._ignored.setdefault(name)
+            else:
+                named[known] = value
+        self.add_named(named)
+
+    def add_named(self, row: Mapping[Name, object]) -> None:
+        """One row under canonical names."""
+        number = self._num_rows
+        self._num_rows += 1
+        step = as_number(row.get(Name("", "step")))
+        if step is None:
+            step = as_number(row.get(Name("", "epoch"))) if not self._step_is_known else None
+        self._step = self._step + 1 if step is None else step
+        self._step_is_known = self._step_is_known or Name("", "step") in row
+        for name, value in row.items():
+            if name.name == "sample_ids":
+                if isinstance(value, (list, tuple)):
+                    self._sample_ids[number] = tuple(int(item) for item in value)
+                continue
+            amount = as_number(value)
+            if amount is not None:
+                self._cells.setdefault(name, []).append((number, self._step, amount))
+
+    _step_is_known = False
+
+    def build(self) -> Recording:
+        columns: dict[str, Series] = {}
+        evaluations: dict[str, Series] = {}
+        for name, cells in sorted(self._cells.items()):
+            table = np.array(cells, dtype=np.float64)
+            series = Series(table[:, 0].astype(np.int64), table[:, 1], table[:, 2])
+            if name.room.startswith(EVALUATION):
+                evaluations[f"{name.room.removeprefix(EVALUATION)}/{name.name}"] = series
+            else:
+                columns[name.name] = series
+        rates = [s for key, s in columns.items() if key.startswith("lr/")]
+        if rates and "lr" not in columns:
+            columns["lr"] = _largest(rates)
+        share = columns.get("device_utilization")
+        if share is not None and len(share.finite) and share.finite.values.max() > 1.5:
+            columns["device_utilization"] = Series(share.rows, share.steps, share.values / 100)
+        return Recording(
+            source=self.source,
+            kind=self.kind,
+            num_rows=self._num_rows,
+            columns=columns,
+            evaluations=evaluations,
+            sample_ids=self._sample_ids,
+            events=tuple(self.events),
+            facts=self.facts,
+            ignored=tuple(self._ignored),
+        )
+
+
+def _largest(rates: Sequence[Series]) -> Series:
+    """Of several learning rates, the largest of each row."""
+    best: dict[int, tuple[float, float]] = {}
+    for series in rates:
+        for row, step, value in _cells_of(series):
+            if row not in best or value > best[row][1]:
+                best[row] = (step, value)
+    rows = sorted(best)
+    return Series(
+        np.array(rows, np.int64),
+        np.array([best[row][0] for row in rows]),
+        np.array([best[row][1] for row in rows]),
+    )
+
+
+def _cells_of(series: Series) -> Iterator[tuple[int, float, float]]:
+    yield from zip(series.rows.tolist(), series.steps.tolist(), series.values.tolist(), strict=True)
+
+
+def as_number(value: object) -> float | None:
+    """A value of a log as a float; None for what is no number or was not recorded.
+
+    >>> as_number("1e-3"), as_number("-inf"), as_number(True), as_number(""), as_number([1])
+    (0.001, -inf, 1.0, None, None)
+    """
+    if isinstance(value, (bool, int, float)):
+        return float(value)
+    if isinstance(value, str):
+        text = value.strip().lower()
+        if text in ("true", "false"):
+            return float(text == "true")
+        try:
+            return float(text)
+        except ValueError:
+            return None
+    return None
