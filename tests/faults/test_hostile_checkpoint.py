@@ -16,7 +16,7 @@ import surefoot
 from faults.runs_for_faults import edit_json, fit
 from surefoot.core.errors import CheckpointError, RequestError, SurefootError
 from surefoot.materials import refuse_other_than_modules
-from surefoot.state.manifest import digest
+from surefoot.state.manifest import digest, seal
 from surefoot.state.retention import Keep, Retention
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -46,7 +46,7 @@ def rehash(checkpoint: Path) -> None:
         if path.is_file():
             found = digest(path)
             manifest["files"][name] = {"size_bytes": found.size_bytes, "xxh3_128": found.xxh3_128}
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    (checkpoint / "manifest.json").write_text(seal(manifest))
 
 
 def resume(folder: Path) -> None:
@@ -193,7 +193,7 @@ def test_an_old_checkpoint_that_cannot_be_deleted_is_named(
         folder = checkpoints / f"step-{step:08d}"
         shutil.copytree(newest(run), folder)
         manifest = json.loads((folder / "manifest.json").read_text())
-        (folder / "manifest.json").write_text(json.dumps(manifest | {"step": step}))
+        (folder / "manifest.json").write_text(seal(manifest | {"step": step}))
 
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied")

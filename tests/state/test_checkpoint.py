@@ -17,6 +17,7 @@ from surefoot.state.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
+from surefoot.state.manifest import seal
 from surefoot.state.retention import Keep, Retention
 from surefoot.state.tree import Snapshot, split_tree
 
@@ -87,7 +88,7 @@ def test_a_manifest_cannot_name_a_file_outside(tmp_path: Path, name: str) -> Non
     folder = save(tmp_path, 1)
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["files"][name] = {"size_bytes": 1, "xxh3_128": "0"}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "manifest.json").write_text(seal(manifest))
     with pytest.raises(CheckpointError, match="outside"):
         read_checkpoint(folder)
 

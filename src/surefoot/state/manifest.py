@@ -20,6 +20,7 @@ from surefoot.core.errors import CheckpointError
 
 MANIFEST_NAME = "manifest.json"
 SCHEMA_VERSION = 2
+DIGEST_KEY = "xxh3_128"
 MALFORMED = (
     ValueError,
     KeyError,
@@ -83,7 +84,17 @@ class Manifest:
     schema_version: int = SCHEMA_VERSION
 
     def as_json(self) -> str:
-        return json.dumps(asdict(self), indent=1, sort_keys=True)
+        return seal(asdict(self))
+
+
+def seal(content: Mapping[str, Any]) -> str:
+    """The text of a manifest, with the digest of all the rest: the file that names the others'
+    digests must not be changed unnoticed either."""
+    rest = {key: value for key, value in content.items() if key != DIGEST_KEY}
+    text = json.dumps(rest, indent=1, sort_keys=True)
+    return json.dumps(
+        {**rest, DIGEST_KEY: xxhash.xxh3_128_hexdigest(text.encode())}, indent=1, sort_keys=True
+    )
 
 
 def _tensor_entry(raw: Any, files: Mapping[str, Any]) -> TensorEntry:
@@ -132,7 +143,10 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         if path.is_symlink():
             raise ValueError("it is no plain file")
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        raw = json.loads(text)
+        if text != seal(raw):
+            raise ValueError("it is not as it was written: its own digest does not fit")
         manifest = Manifest(
             step=int(raw["step"]),
             kind=str(raw["kind"]),
