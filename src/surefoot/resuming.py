@@ -84,6 +84,7 @@ ACCEPT_FIELDS = (
     "evaluate.",
     "ema.",
     "early_stopping.",
+    "parallel.",
 )
 """Each changes a number that the run would have had."""
 

@@ -27,19 +27,22 @@ from surefoot.engine.cadence import AtEnd, Cadence, Every, Horizon, Unit
 from surefoot.engine.evaluate import OpenSet
 from surefoot.engine.interrupt import StopOnSignal
 from surefoot.engine.loop import Loop, LoopParts, Outcome
+from surefoot.engine.window import Window
 from surefoot.observe.events import EventKind, EventLog, failure_event
 from surefoot.observe.metrics_log import MetricsLog, read_rows
 from surefoot.observe.metrics_schema import number
 from surefoot.observe.observers import Observers
 from surefoot.observe.probes import UtilizationProbe
 from surefoot.observe.run_folder import RunFolder
-from surefoot.parallel.ranks import OneRank, Ranks
+from surefoot.observe.watch import HangWatch, stacks_path
+from surefoot.parallel.ranks import Ranks
 from surefoot.state.checkpoint import newest_whole
 from surefoot.state.commit import Draft
 from surefoot.state.manifest import Manifest
 from surefoot.state.retention import DECIDING_KEY, EPHEMERAL_KEY, Keep, Retention
 from surefoot.state.saver import SaveKind, SavePolicy, Saver, Tell
 from surefoot.state.shards import pieces_of
+from surefoot.together import SharedFolder, SilentLog
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ class FolderRun:
     def __init__(
         self,
         assembly: Assembly,
-        folder: RunFolder,
+        folder: RunFolder | SharedFolder,
         about: Mapping[str, Any],
         observers: Sequence[Observer] = (),
     ) -> None:
@@ -106,12 +109,20 @@ class FolderRun:
         self.about = dict(about)
         self.latest = LatestMetrics()
         self._utilization = UtilizationProbe(assembly.trainable.device)
-        self.metrics_log = MetricsLog(folder.metrics_path, self._utilization)
-        self.event_log = EventLog(folder.events_path)
-        essential = (self.metrics_log, self.event_log, self.latest)
+        self.metrics_log: MetricsLog | SilentLog = SilentLog()
+        essential: tuple[Observer, ...] = (self.latest,)
+        if not isinstance(folder, SharedFolder):
+            self.metrics_log = MetricsLog(folder.metrics_path, self._utilization)
+            essential = (self.metrics_log, EventLog(folder.events_path), self.latest)
         self.observers = Observers(essential, observers)
         assembly.trainable.log.observers = (self.observers,)
-        self.saver = make_saver(assembly.settings, folder.checkpoints_path, OneRank(), self.tell)
+        self.watch = HangWatch(
+            stacks_path(folder.artifacts_path, assembly.trainable.state.rank),
+            float(assembly.settings.guard.deadline.value),
+            lambda text: self.tell(EventKind.NOTE, text, {}),
+        )
+        saving = assembly.place.ranks.channel("save")
+        self.saver = make_saver(assembly.settings, folder.checkpoints_path, saving, self.tell)
 
     def begin(self) -> None:
         """Says that the run starts from nothing."""
@@ -130,11 +141,14 @@ class FolderRun:
         Raises:
             CheckpointError: there is none, or it is of another model.
         """
-        path, manifest, snapshot, refused = newest_whole(self.folder.checkpoints_path)
+        path, manifest, snapshot, refused = newest_whole(
+            self.folder.checkpoints_path, self.assembly.place.ranks
+        )
         check(manifest)
         offsets = self.assembly.trainable.state.restore(snapshot)
         moved = self.metrics_log.resume_at(offsets["metrics"])
-        self.latest.read(self.folder.metrics_path)
+        if not isinstance(self.folder, SharedFolder):
+            self.latest.read(self.folder.metrics_path)
         for error in refused:
             self.tell(EventKind.NOTE, f"a newer checkpoint was refused: {error}", {})
         self.tell(
@@ -157,7 +171,8 @@ class FolderRun:
         """
         self._leave_when(stop.cut)
         try:
-            outcome = self._loop(stop).run()
+            with self.watch:
+                outcome = self._loop(stop).run()
         except BaseException as error:
             self._record_failure(error)
             raise
@@ -184,6 +199,7 @@ class FolderRun:
         Returns:
             False where the disk is full and the run goes on without.
         """
+        self.watch.beat("a save")
         trainable, decisions = self.assembly.trainable, self.assembly.decisions
         step = trainable.state.progress.step
         snapshot = trainable.state.capture(metrics=self.metrics_log.sync())
@@ -201,12 +217,19 @@ class FolderRun:
         self.saver.poll()
         return self.assembly.evaluate()
 
+    def _open_windows(self, cursor: Any) -> Iterator[Window]:
+        with closing(cast(Any, self.assembly.open_windows(cursor))) as windows:
+            yield from self.watch.beating(windows, "an update")
+
     def _leave_when(self, cut: Cut) -> None:
         """An evaluation or a wait for data is left where `cut()` says so."""
         assembly = self.assembly
         for loader in (assembly.loader, *assembly.eval_loaders.values()):
             loader.leave_when(cut)
-        sets = {name: left_when(cut, opened) for name, opened in assembly.evaluator.sets.items()}
+        sets = {
+            name: left_when(cut, opened, self.watch.beat)
+            for name, opened in assembly.evaluator.sets.items()
+        }
         self.assembly = replace(assembly, evaluator=replace(assembly.evaluator, sets=sets))
 
     def _loop(self, stop: StopOnSignal) -> Loop:
@@ -216,7 +239,7 @@ class FolderRun:
                 update=assembly.trainable.update,
                 log=assembly.trainable.log,
                 progress=assembly.trainable.state.progress,
-                open_windows=assembly.open_windows,
+                open_windows=self._open_windows,
                 horizon=make_horizon(settings, assembly),
                 evaluate=_nothing if settings.evaluate.every == "never" else self._evaluate,
                 evaluate_every=make_cadence(settings.evaluate.every, assembly),
@@ -226,6 +249,7 @@ class FolderRun:
                 finish_saves=lambda: self.saver.finish(must_succeed=True),
                 stop_request=stop,
                 decided_before=assembly.decisions.end,
+                clock=make_clock(assembly),
                 slow_first_update=settings.train.compile != "off",
             )
         )
@@ -263,7 +287,13 @@ def make_saver(settings: Settings, checkpoints: Path, ranks: Ranks, tell: Tell) 
     return Saver(checkpoints, policy, Retention(checkpoints, keep), ranks, tell)
 
 
-def left_when(cut: Cut, open_set: OpenSet) -> OpenSet:
+def make_clock(assembly: Assembly) -> Callable[[], float]:
+    """The clock of rank 0, as all ranks heard it last."""
+    host_sums = assembly.trainable.host_sums
+    return time.monotonic if host_sums is None else host_sums.clock
+
+
+def left_when(cut: Cut, open_set: OpenSet, beat: Callable[[str], None]) -> OpenSet:
     """The same validation set, left between two batches where `cut()` says so."""
 
     def opened() -> Iterator[MicroBatch]:
@@ -271,6 +301,7 @@ def left_when(cut: Cut, open_set: OpenSet) -> OpenSet:
             for micro_batch in micro_batches:
                 if cut():
                     raise CutShort
+                beat("an evaluation")
                 yield micro_batch
 
     return opened

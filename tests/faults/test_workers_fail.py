@@ -94,3 +94,39 @@ def wait_for_workers(pid: int | None) -> list[int]:
             return found
         time.sleep(0.01)
     raise AssertionError("no worker has started")
+
+
+class Stuck(nn.Linear):
+    """Its third update never ends."""
+
+    calls = 0
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.calls += self.training
+        while self.calls > 2:
+            time.sleep(0.01)
+        return super().forward(input)
+
+
+def stuck(runs: str) -> None:
+    """Body of a process that hangs."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    fit(Path(runs), Stuck(3, 1), guard={"deadline": "1 s"})
+
+
+def test_a_training_that_hangs_in_the_users_code_leaves_its_stacks(tmp_path: Path) -> None:
+    with child(stuck, str(tmp_path)) as process:
+        until = time.monotonic() + 60
+        stacks, events = "", ""
+        while ("forward" not in stacks or "nothing has" not in events) and time.monotonic() < until:
+            time.sleep(0.05)
+            for run in tmp_path.iterdir():
+                stacks = read_text(run / "artifacts" / "stacks-rank-0.txt")
+                events = read_text(run / "events.jsonl")
+        assert process.is_alive(), "it is not ended"
+    assert "test_workers_fail.py" in stacks and "in forward" in stacks
+    assert "nothing has happened for" in events and "last: an update" in events
+
+
+def read_text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""

@@ -90,6 +90,8 @@ class GuardSection(Section):
     non_finite: Literal["stop", "skip"] = "stop"
     skip_budget: Whole = 10
     """Updates that `skip` may skip before the run stops."""
+    deadline: Duration = Seconds(600)
+    """Where nothing has happened for so long, the stacks of the process are written down."""
     restarts_without_progress: Whole = 3
     """A run that was resumed so often since its last new checkpoint is not resumed again."""
 

@@ -1,0 +1,127 @@
+"""Watches that a run goes on. Where it does not, the stacks of all threads stand in a file.
+
+The dump is written by the interpreter's own watchdog, which needs no lock of Python: also where
+foreign code never returns. It ends nothing and changes nothing; another process may ask for a dump
+with SIGUSR2.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO, TypeVar
+
+Item = TypeVar("Item")
+LOOKS_PER_DEADLINE = 4
+ASK_SIGNAL = signal.SIGUSR2
+
+
+def stacks_path(artifacts: Path, rank: int = 0) -> Path:
+    """Where the stacks of one rank stand."""
+    return artifacts / f"stacks-rank-{rank}.txt"
+
+
+class HangWatch:
+    """A context in which silence is noticed.
+
+    The watchdog of the interpreter is wound up again while beats come; it runs down where none do.
+
+    Args:
+        path: file for the stacks; there only once there is something in it.
+        deadline_seconds: longest silence.
+        tell: is told of a silence, from a thread of its own, once each.
+    """
+
+    def __init__(
+        self, path: Path, deadline_seconds: float, tell: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self.path = path
+        self._deadline = deadline_seconds
+        self._tell = tell
+        self._beats = 0
+        self._doing = "starting"
+        self._done = threading.Event()
+        self._file: TextIO | None = None
+        self._thread: threading.Thread | None = None
+        self._asked_before = False
+
+    def beat(self, doing: str) -> None:
+        """Says that the run goes on, and with what. Costs next to nothing."""
+        self._beats += 1
+        self._doing = doing
+
+    def beating(self, items: Iterator[Item], doing: str) -> Iterator[Item]:
+        """The same items; a beat for each."""
+        for item in items:
+            self.beat(doing)
+            yield item
+
+    def __enter__(self) -> HangWatch:
+        self._file = self.path.open("a", encoding="utf-8")
+        self._wind_up()
+        if threading.current_thread() is threading.main_thread():
+            faulthandler.register(ASK_SIGNAL, self._file, all_threads=True)
+            self._asked_before = True
+        self._thread = threading.Thread(target=self._look, name="surefoot-watch", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._done.set()
+        if self._thread is not None:
+            self._thread.join()
+        faulthandler.cancel_dump_traceback_later()
+        if self._asked_before:
+            faulthandler.unregister(ASK_SIGNAL)
+        if self._file is not None:
+            self._file.close()
+        if self.path.exists() and self.path.stat().st_size == 0:
+            self.path.unlink()
+
+    def _wind_up(self) -> None:
+        assert self._file is not None
+        faulthandler.dump_traceback_later(self._deadline, file=self._file)
+
+    def _look(self) -> None:
+        seen, heard, told = -1, time.monotonic(), False
+        pause = self._deadline / LOOKS_PER_DEADLINE
+        while not self._done.wait(pause):
+            now = time.monotonic()
+            if self._beats != seen:
+                seen, heard, told = self._beats, now, False
+                self._wind_up()
+            elif now - heard > self._deadline and not told:
+                told = True
+                where = f"{self.path.parent.name}/{self.path.name}"
+                self._tell(
+                    f"nothing has happened for {now - heard:.0f} s, last: {self._doing}; "
+                    f"the stacks of process {os.getpid()} stand in {where}"
+                )
+
+
+def flight_recorder(folder: Path) -> dict[str, str]:
+    """Torch's own environment for NCCL's flight recorder, to be set before a group is made.
+
+    With it, a collective that meets its deadline leaves the last calls of each rank in `folder`;
+    comparing their numbers names the rank that is missing. Both names of each variable are given:
+    torch has renamed them.
+    """
+    file = str(folder / "nccl-rank-")
+    return {
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_FR_DUMP_TEMP_FILE": file,
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": file,
+    }
