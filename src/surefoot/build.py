@@ -16,9 +16,6 @@ from surefoot import materials
 from surefoot.assembly import (
     Assembly,
     assemble,
-    make_ledger,
-    make_pace,
-    make_plan,
     prepare_process,
 )
 from surefoot.config.building import make_schedule
@@ -29,6 +26,7 @@ from surefoot.core.counting import updates_in
 from surefoot.core.errors import RequestError
 from surefoot.core.schedules import Schedule, Undecided
 from surefoot.epilogue import finish_with_samples
+from surefoot.feeding import make_pace, make_plan
 from surefoot.materials import Prepared, prepare_material
 from surefoot.observe.run_folder import CHECKPOINTS_NAME, RunFolder, find_run
 from surefoot.optim.ledger import ParameterLedger
@@ -38,6 +36,8 @@ from surefoot.resuming import Resumption, accept_differences
 from surefoot.running import RunResult
 from surefoot.state.checkpoint import newest_whole
 from surefoot.state.run_state import check_same_tensors, naming_state, weights_of
+from surefoot.together import refuse_different_runs, take_folder
+from surefoot.trainable import make_ledger
 
 
 def run_recipe(
@@ -65,19 +65,26 @@ def run_recipe(
     recipe = resolved.recipe
     if resume is None:
         prepared, assembly = build_run(recipe)
+        refuse_different_runs(resolved, prepared, assembly)
         if dry_run:
             return try_once(assembly)
-        folder = RunFolder.create(run_root, recipe.name, needed_bytes=needed_bytes(assembly))
+        needed = needed_bytes(assembly)
+        folder = take_folder(
+            assembly.place.ranks,
+            lambda: RunFolder.create(run_root, recipe.name, needed_bytes=needed),
+        )
         result = train_in_folder(folder, recipe.name, resolved, prepared, assembly)
     else:
         before = load_recipe(config_of(resume))
         changes = accept_differences(before, resolved, accept_changes)
         prepared, assembly = build_run(recipe, resuming=True)
+        refuse_different_runs(resolved, prepared, assembly)
         needed = needed_bytes(assembly, resuming=True)
-        folder = RunFolder.open(resume, needed_bytes=needed)
+        run = resume
+        folder = take_folder(assembly.place.ranks, lambda: RunFolder.open(run, needed_bytes=needed))
         told = Resumption(before.recipe.settings, tuple(changes), tuple(accept_changes))
         result = train_in_folder(folder, recipe.name, resolved, prepared, assembly, told)
-    if result.status == "finished" and result.folder is not None:
+    if result.status == "finished" and result.folder is not None and assembly.place.speaks:
         for line in finish_with_samples(result, prepared, result.folder / "artifacts"):
             if console is not None:
                 console.print(line, markup=False, highlight=False)
@@ -127,7 +134,9 @@ def build_schedule(recipe: Recipe) -> tuple[Schedule, int | None]:
     Opens the data for its length.
     """
     prepared = prepare_material(recipe)
-    pace = make_pace(prepared.material, make_plan(prepared.material.train, recipe.settings))
+    material = prepared.material
+    plan = make_plan(material.train, recipe.settings)
+    pace = make_pace(material.train, material.task, plan)
     updates = updates_in(recipe.train.horizon, pace)
     return make_schedule(recipe, pace), None if isinstance(updates, Undecided) else updates
 

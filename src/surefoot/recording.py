@@ -30,6 +30,7 @@ from surefoot.observe.view import RunFacts, Unit
 from surefoot.resuming import Resumption, refuse_crash_loop, resume_tier
 from surefoot.running import FolderRun, RunResult
 from surefoot.state.manifest import Manifest
+from surefoot.together import SharedFolder, agreement
 
 CHECKPOINT_OVERHEAD_BYTES = 1 << 20
 
@@ -44,7 +45,7 @@ def config_of(run: str | Path) -> Path:
 
 
 def train_in_folder(
-    folder: RunFolder,
+    folder: RunFolder | SharedFolder,
     name: str,
     resolved: Resolved[Any],
     prepared: Prepared,
@@ -57,7 +58,7 @@ def train_in_folder(
     Raises:
         SurefootError: the run cannot go on, or failed; the folder says how.
     """
-    with StopOnSignal() as stop:
+    with StopOnSignal(agreement(assembly)) as stop:
         with naming_folder(folder.path):
             run = _open_run(folder, name, resolved, prepared, assembly, observers)
         try:
@@ -65,10 +66,11 @@ def train_in_folder(
                 # A resume that is refused leaves the folder as it was.
                 if resumption is not None:
                     _restore(run, resumption)
-                folder.write_config(resolved.as_yaml())
-                folder.write_contract(promise(assembly.settings))
-                write_record(folder, make_record(name, prepared, assembly))
-                prepared.save_artifacts(folder.artifacts_path)
+                if isinstance(folder, RunFolder):
+                    folder.write_config(resolved.as_yaml())
+                    folder.write_contract(promise(assembly.settings))
+                    write_record(folder, make_record(name, prepared, assembly))
+                    prepared.save_artifacts(folder.artifacts_path)
                 if resumption is None:
                     run.begin()
             return run.train(stop)
@@ -95,7 +97,7 @@ def _restore(run: FolderRun, resumption: Resumption) -> None:
 
 
 def _open_run(
-    folder: RunFolder,
+    folder: RunFolder | SharedFolder,
     name: str,
     resolved: Resolved[Any],
     prepared: Prepared,
@@ -109,11 +111,13 @@ def _open_run(
         "data": prepared.fingerprints(),
         "architecture": prepared.architecture,
         "torch": torch.__version__,
-        "ranks": 1,
+        "ranks": assembly.place.ranks.size,
         "device": assembly.trainable.device.type,
     }
     try:
-        shown = make_observers(settings, name, assembly, folder)
+        shown = []
+        if isinstance(folder, RunFolder):
+            shown = make_observers(settings, name, assembly, folder)
         return FolderRun(assembly, folder, about, [*shown, *observers])
     except BaseException:
         folder.close()

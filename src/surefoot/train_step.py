@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from surefoot.assembly import make_trainable, prepare_device
+from surefoot.assembly import prepare_device
 from surefoot.config.load import resolve_settings
 from surefoot.config.sections import Settings
 from surefoot.core.counting import Pace
@@ -19,8 +19,10 @@ from surefoot.data.order import Cursor
 from surefoot.engine.evaluate import evaluate
 from surefoot.engine.sum_check import refuse_a_mean
 from surefoot.engine.window import gather_window
+from surefoot.parallel.layout import find_place
 from surefoot.state.checkpoint import newest_whole, write_checkpoint
 from surefoot.tasks.task import FunctionTask, LossSum, Task, count_samples
+from surefoot.trainable import make_trainable
 from surefoot.trainer import as_task, checked_model
 
 
@@ -66,6 +68,13 @@ class TrainStep:
         self.settings: Settings = resolve_settings({**settings, "train": train}).config
         self.task = as_task(task)
         self.device = prepare_device(self.settings)
+        if find_place(self.settings.parallel, self.device).mesh is not None:
+            raise RequestError(
+                "TrainStep trains on one rank, and this is one of several",
+                where="parallel",
+                rule="over several ranks the batches of all make up a window",
+                remedy="use surefoot.Trainer, or audit your own loop",
+            )
         pace = Pace(samples_per_update=1)
         self._parts = make_trainable(
             checked_model(model), self.task, self.settings, self.device, pace, tuple(observers)

@@ -35,6 +35,7 @@ from surefoot.tasks.task import (
     Weight,
     checked_metric,
 )
+from surefoot.together import refuse_different_runs, take_folder
 
 MetricFunction = Callable[[nn.Module, Any], tuple[Tensor, float | Tensor]]
 """`(model, batch) -> (numerator, denominator)`, both sums over the batch."""
@@ -104,16 +105,21 @@ class Trainer:
         check_trainable(self._material, self.resolved.config)
         prepared = Prepared(self._material)
         assembly = self._assemble()
+        ranks = assembly.place.ranks
+        refuse_different_runs(self.resolved, prepared, assembly)
         if resume is None:
             needed = needed_bytes(assembly)
-            folder = RunFolder.create(self._runs, self.name, needed_bytes=needed)
+            folder = take_folder(
+                ranks, lambda: RunFolder.create(self._runs, self.name, needed_bytes=needed)
+            )
             resumption = None
         else:
             text = config_of(resume).read_text(encoding="utf-8")
             before = resolve_settings(read_yaml(text, "config.yaml")[0])
             changes = accept_differences(before, self.resolved, accept)
             needed = needed_bytes(assembly, resuming=True)
-            folder = RunFolder.open(resume, needed_bytes=needed)
+            run = resume
+            folder = take_folder(ranks, lambda: RunFolder.open(run, needed_bytes=needed))
             resumption = Resumption(before.config, tuple(changes), tuple(accept))
         return train_in_folder(
             folder, self.name, self.resolved, prepared, assembly, resumption, self._observers

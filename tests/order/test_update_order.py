@@ -27,7 +27,7 @@ from surefoot.engine.reporting import ReportLog
 from surefoot.engine.signals import PendingReport, Signals
 from surefoot.engine.step import Update, UpdateParts
 from surefoot.engine.window import Window, gather_window
-from surefoot.numerics.clipping import ClipNorm, global_norm, weight_norm
+from surefoot.numerics.clipping import ClipNorm, global_norm, gradients_of, weight_norm
 from surefoot.numerics.loss_scaling import DynamicLossScale
 from surefoot.numerics.precision import choose_precision
 from surefoot.optim.ema import WeightEma
@@ -85,6 +85,7 @@ class Trace:
                 self.model, FunctionTask(squared_error), choose_precision("fp32", "cpu")
             ),
             loss_scale=DynamicLossScale(initial=1024.0, growth_interval=2),
+            gradients_of=gradients_of,
             global_norm=self.norm,
             clip=ClipNorm(MAX_NORM),
             course=lambda step: (1.0 / (1 + step), None),

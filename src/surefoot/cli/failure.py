@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from difflib import get_close_matches
@@ -19,6 +20,8 @@ from rich.text import Text
 from surefoot.cli.session import Session
 from surefoot.core.errors import EXIT_FAILED, EXIT_REQUEST, ConfigError, SurefootError
 
+SECONDS_FOR_THE_FIRST = 2.0
+"""How long a rank that fails after another waits to be ended."""
 EXIT_INTERRUPTED = 130
 """Ctrl-C outside of training, as shells count it; training itself saves and ends with 75."""
 
@@ -33,11 +36,18 @@ def present(error: BaseException, session: Session) -> int:
         # The reader of a pipe has had enough (`| head`). Python would complain once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
+    if session.is_rank and _fails_after_another():
+        # One error on one screen. The launcher ends this rank while it waits, and so passes on the
+        # exit code of the one that failed first.
+        time.sleep(SECONDS_FOR_THE_FIRST)
+        return error.exit_code if isinstance(error, SurefootError) else EXIT_FAILED
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         _say(session, "interrupted; what was saved before is whole", style="bold yellow")
         return EXIT_INTERRUPTED
     if _is_usage_error(error):
         return _present_usage(error, session)
+    if session.is_rank:
+        _say(session, f"rank {os.environ.get('RANK')} failed first", style="bold red")
     if session.debug or not isinstance(error, SurefootError):
         trace = "".join(traceback.format_exception(error))
         session.errors.print(Text(trace.rstrip()), soft_wrap=True)
@@ -54,6 +64,12 @@ def present(error: BaseException, session: Session) -> int:
     except OSError as unwritable:
         _say(session, f"error: the JSON answer was not written: {unwritable}", style="bold red")
     return code
+
+
+def _fails_after_another() -> bool:
+    from surefoot.parallel.join import fails_first
+
+    return not fails_first()
 
 
 def as_facts(error: BaseException) -> dict[str, object]:

@@ -7,6 +7,7 @@ Nothing here knows what a verb does.
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import math
 import sys
@@ -37,10 +38,16 @@ class Session:
     debug: bool = False
     interrupted: bool = False
     """Whether Ctrl-C ended the verb."""
+    is_rank: bool = False
+    """Whether this process is one of several ranks."""
+    quiet: bool = False
+    """Whether another process answers and speaks: rank 0, for all ranks."""
 
     @cached_property
     def console(self) -> Console:
         """Where people read; standard error when JSON has standard output."""
+        if self.quiet:
+            return Console(file=io.StringIO())
         return _console(stderr=self.json_target == STANDARD_OUTPUT)
 
     @cached_property
@@ -49,7 +56,7 @@ class Session:
 
     def answer(self, facts: Mapping[str, object]) -> None:
         """Hands over the facts of this invocation as JSON, where that was asked for."""
-        if self.json_target is None:
+        if self.json_target is None or self.quiet:
             return
         text = json.dumps(plain(facts), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         if self.json_target == STANDARD_OUTPUT:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from surefoot.cli.session import DebugOption, JsonOption, Session, SetOption
-from surefoot.core.errors import EXIT_DONE, EXIT_STOPPED, RequestError
+from surefoot.core.errors import EXIT_DONE, EXIT_STOPPED, RankError, RequestError
 from surefoot.observe.text import format_number
 
 if TYPE_CHECKING:
@@ -53,11 +55,14 @@ def train(
 ) -> int:
     """Train a recipe. With none, a small GPT on the source of Python's own standard library."""
     session: Session = context.obj
-    _check_request(recipe, resume, accept_change or [], nproc, dry_run)
+    _check_request(recipe, resume, accept_change or [], dry_run)
+    if nproc > 1:
+        return _launch(context, session, nproc)
 
     from surefoot.engine.interrupt import stopped_before_begin
 
     with stopped_before_begin():
+        _become_rank(session)
         from surefoot.build import run_recipe
         from surefoot.config.load import load_recipe
         from surefoot.config.notes import notes
@@ -76,6 +81,72 @@ def train(
         )
     made_in = runs if resume is None else resume.parent
     return _tell(session, result, recipe, overrides or [], made_in)
+
+
+def _launch(context: typer.Context, session: Session, num_ranks: int) -> int:
+    """Starts this same command once for each rank; rank 0 speaks for all.
+
+    Raises:
+        RequestError: this process is a rank already, or the recipe asks for another mesh.
+        RankError: a rank was killed from outside.
+    """
+    from surefoot.config.load import load_recipe
+    from surefoot.parallel.join import launched_ranks
+    from surefoot.parallel.launch import launch
+    from surefoot.parallel.mesh import resolve_sizes
+
+    given = context.params
+    if launched_ranks() > 1:
+        raise RequestError(
+            f"--nproc {num_ranks} is given to one of {launched_ranks()} ranks of a launcher",
+            where="--nproc",
+            rule="ranks are started once: by --nproc, or by a launcher such as torchrun",
+            remedy="leave --nproc out",
+        )
+    recipe = given["recipe"]
+    if given["resume"] is not None and recipe is None:
+        recipe = _recipe_of(given["resume"])
+    resolved = load_recipe(recipe or DEFAULT_RECIPE, given["overrides"] or [])
+    resolve_sizes(resolved.recipe.parallel, num_ranks)
+    ended = launch(["surefoot", "train", *_as_arguments(given)], num_ranks)
+    if ended.killed_by:
+        raise RankError(
+            f"rank {ended.rank} was ended by {ended.killed_by}",
+            where=f"one of {num_ranks} ranks on this machine",
+            rule="a launch ends with its first rank that fails",
+            remedy="SIGKILL is often the system that ran out of memory: see the system's log",
+        )
+    return ended.exit_code
+
+
+def _as_arguments(given: Mapping[str, Any]) -> list[str]:
+    """The command line of a rank: all that was given but `--nproc`."""
+    pairs = [("--set", value) for value in given["overrides"] or ()]
+    pairs += [("--accept-change", value) for value in given["accept_change"] or ()]
+    pairs += [
+        (option, str(given[name]))
+        for option, name in (("--resume", "resume"), ("--runs", "runs"), ("--json", "json_file"))
+        if given[name] is not None
+    ]
+    flags = [f for f, name in (("--dry-run", "dry_run"), ("--debug", "debug")) if given[name]]
+    recipe = [] if given["recipe"] is None else [given["recipe"]]
+    return [*recipe, *(word for pair in pairs for word in pair), *flags]
+
+
+def _become_rank(session: Session) -> None:
+    """Joins the ranks that a launcher has started, if it has; all but rank 0 fall silent."""
+    if "RANK" not in os.environ:
+        return
+    from surefoot.parallel.join import join_ranks, launched_ranks
+    from surefoot.parallel.launch import end_with_launcher
+
+    if launched_ranks() == 1:
+        return
+    session.quiet = os.environ["RANK"] != "0"
+    session.is_rank = True
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        end_with_launcher()
+    join_ranks()
 
 
 def _recipe_of(run: Path) -> str:
@@ -99,20 +170,13 @@ def _recipe_of(run: Path) -> str:
 
 
 def _check_request(
-    recipe: str | None, resume: Path | None, changes: list[str], nproc: int, dry_run: bool
+    recipe: str | None, resume: Path | None, changes: list[str], dry_run: bool
 ) -> None:
     """Refuses what cannot be meant.
 
     Raises:
         RequestError: with what to do instead.
     """
-    if nproc > 1:
-        raise RequestError(
-            f"training with {nproc} processes is not there yet",
-            where="--nproc",
-            rule="this version trains in one process, on one device",
-            remedy="leave --nproc out; a larger global batch comes from train.accumulation",
-        )
     if changes and resume is None:
         raise RequestError(
             "--accept-change is given without --resume",

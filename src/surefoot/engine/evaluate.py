@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from surefoot.core.errors import DataError
 from surefoot.core.reports import EvalReport
@@ -22,8 +22,17 @@ from surefoot.engine.refusal import naming_batch
 from surefoot.numerics.determinism import preserved_rng
 from surefoot.numerics.modes import evaluation_mode
 from surefoot.numerics.precision import Precision
-from surefoot.tasks.metrics import MetricTotals
+from surefoot.tasks.metrics import MetricTotals, nothing_of
 from surefoot.tasks.task import Task
+
+SumOverRanks = Callable[[Tensor], Tensor]
+"""Sums a tensor over the data-parallel ranks, in place."""
+
+
+def as_it_is(tensor: Tensor) -> Tensor:
+    """The sum over one rank."""
+    return tensor
+
 
 OpenSet = Callable[[], Iterable[MicroBatch]]
 """Opens a validation set from its start; each call gives the same micro-batches."""
@@ -45,8 +54,12 @@ def evaluate(
     micro_batches: Iterable[MicroBatch],
     precision: Precision,
     device: torch.device,
+    sum_over_ranks: SumOverRanks = as_it_is,
 ) -> Evaluation:
     """Evaluates `model` on every micro-batch, once.
+
+    A rank that has run out of samples still runs its filler, since other ranks may wait for its
+    forward; it counts for nothing.
 
     Raises:
         DataError: there is no micro-batch.
@@ -56,8 +69,13 @@ def evaluate(
     with evaluation_mode(model), preserved_rng(device), torch.no_grad():
         for micro_batch in micro_batches:
             with precision.autocast(), naming_batch(micro_batch):
-                totals.add(task.metric_sums(model, micro_batch.data))
+                sums = task.metric_sums(model, micro_batch.data)
+            totals.add(sums if micro_batch.samples else nothing_of(sums))
             samples += micro_batch.samples
+    if sum_over_ranks is not as_it_is:
+        counted = torch.tensor(samples, dtype=torch.int64, device=device)
+        samples = int(sum_over_ranks(counted))
+        totals.combine(sum_over_ranks)
     if samples == 0:
         raise DataError(
             "the validation set is empty",
@@ -83,6 +101,7 @@ class Evaluator:
     device: torch.device
     use_weights: Callable[[], AbstractContextManager[object]]
     weights: str = "raw"
+    sum_over_ranks: SumOverRanks = as_it_is
 
     def run(self, step: int) -> list[EvalReport]:
         """One report for each set, in their order."""
@@ -90,7 +109,14 @@ class Evaluator:
         with self.use_weights():
             for name, open_set in self.sets.items():
                 began = time.perf_counter()
-                found = evaluate(self.model, self.task, open_set(), self.precision, self.device)
+                found = evaluate(
+                    self.model,
+                    self.task,
+                    open_set(),
+                    self.precision,
+                    self.device,
+                    self.sum_over_ranks,
+                )
                 reports.append(
                     EvalReport(
                         step=step,

@@ -79,6 +79,8 @@ class LoopParts:
     """When a checkpoint is due that only bridges the time to the next one."""
     decided_before: Callable[[], str | None] = lambda: None
     """Why evaluations before a resume have ended the run already, or None."""
+    clock: Callable[[], float] = time.monotonic
+    """Seconds; the same on all ranks."""
     slow_first_update: bool = False
     """Whether the first update compiles: it may be left half done, and loses nothing."""
 
@@ -89,7 +91,7 @@ class Loop:
     def __init__(self, parts: LoopParts) -> None:
         self.parts = parts
         self._saved_step = parts.progress.step if parts.progress.window else -1
-        self._resumed_at = time.monotonic()
+        self._resumed_at = parts.clock()
         self._spent_before = parts.progress.spent_seconds
 
     def run(self) -> Outcome:
@@ -173,9 +175,12 @@ class Loop:
             progress.step + 1 >= next_due.step
             or progress.samples + window.samples >= next_due.samples
             or window.cursor_after.epoch >= next_due.epoch
-            or (next_due.tokens < inf and progress.tokens + _tokens(window) >= next_due.tokens)
+            or (next_due.tokens < inf and progress.tokens + self._tokens() >= next_due.tokens)
             or (next_due.seconds < inf and self._mark().seconds >= next_due.seconds)
         )
+
+    def _tokens(self) -> int:
+        return round(self.parts.log.weight_in_flight())
 
     def _at_boundary(self, before: Mark, now: Mark) -> str | None:
         """Evaluates and saves what is due; returns a reason to finish, or None."""
@@ -226,7 +231,7 @@ class Loop:
 
     def _mark(self) -> Mark:
         progress = self.parts.progress
-        progress.spent_seconds = self._spent_before + time.monotonic() - self._resumed_at
+        progress.spent_seconds = self._spent_before + self.parts.clock() - self._resumed_at
         return Mark(
             progress.step,
             progress.samples,
@@ -234,7 +239,3 @@ class Loop:
             progress.epoch,
             progress.spent_seconds,
         )
-
-
-def _tokens(window: Window) -> int:
-    return round(sum(window.weights.values()))

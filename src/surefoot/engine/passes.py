@@ -5,7 +5,8 @@ A pass leaves gradients in `.grad` and returns detached losses. It never steps, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Protocol
 
 import torch
@@ -15,7 +16,9 @@ from surefoot.core.errors import ModelError
 from surefoot.data.batch import MicroBatch
 from surefoot.engine.refusal import naming_batch
 from surefoot.numerics.loss_scaling import LossScale
+from surefoot.numerics.modes import untouched_statistics
 from surefoot.numerics.precision import Precision
+from surefoot.parallel.layout import GradientSync
 from surefoot.tasks.task import Task
 
 TOTAL = "loss"
@@ -71,6 +74,67 @@ class PlainPass:
                 seen = window_losses.get(term)
                 window_losses[term] = loss if seen is None else seen + loss
         return window_losses
+
+
+class RanksPass:
+    """`PlainPass` on several ranks: gradients are reduced as `sync` says, losses summed.
+
+    A micro-batch of a rank that has run out of data counts for nothing: it is run because the other
+    ranks wait for its part, with a seed of 0, and leaves running statistics alone.
+
+    Args:
+        model: what is called: the module, or a wrapper that reduces its gradients.
+        sync: when gradients are reduced.
+        share_buffers: gives all ranks the same buffers, after each window.
+        sum_over_ranks: sums a tensor over the data-parallel ranks, in place.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        precision: Precision,
+        sync: GradientSync,
+        share_buffers: Callable[[], None],
+        sum_over_ranks: Callable[[Tensor], Tensor],
+    ) -> None:
+        self.model = model
+        self.task = task
+        self.precision = precision
+        self.sync = sync
+        self._share_buffers = share_buffers
+        self._sum_over_ranks = sum_over_ranks
+        self._seeds = Seeds()
+
+    def __call__(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        denominators: Mapping[str, float],
+        loss_scale: LossScale,
+    ) -> dict[str, Tensor]:
+        window_losses: dict[str, Tensor] = {}
+        for index, micro_batch in enumerate(micro_batches):
+            is_filler = micro_batch.samples == 0
+            statistics = untouched_statistics(self.model) if is_filler else nullcontext()
+            with self.sync.micro_batch(index == len(micro_batches) - 1), statistics:
+                with self.precision.autocast(), naming_batch(micro_batch):
+                    sums = self.task.loss_sum(self.model, micro_batch.data)
+                terms = loss_terms(sums, denominators)
+                seeds = [
+                    self._seeds.of(denominators[term], loss_sum, loss_scale)
+                    for term, loss_sum in terms.items()
+                ]
+                if is_filler:
+                    seeds = [torch.zeros_like(seed) for seed in seeds]
+                torch.autograd.backward(list(terms.values()), seeds)
+            for term, loss in divided(terms, denominators).items():
+                counted = torch.zeros_like(loss) if is_filler else loss
+                seen = window_losses.get(term)
+                window_losses[term] = counted if seen is None else seen + counted
+        self.sync.finish()
+        self._share_buffers()
+        summed = self._sum_over_ranks(torch.stack(list(window_losses.values())))
+        return dict(zip(window_losses, summed.unbind(), strict=True))
 
 
 class Seeds:

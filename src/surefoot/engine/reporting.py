@@ -68,6 +68,10 @@ class ReportLog:
             self._publish(pending)
         return self.progress.step
 
+    def weight_in_flight(self) -> float:
+        """Loss-bearing items of the update in flight, over all data-parallel ranks."""
+        return 0.0 if self._in_flight is None else sum(self._in_flight.denominators.values())
+
     def restart_clock(self) -> None:
         """Forgets the time spent since the last update (an evaluation, a save)."""
         self._last_time = time.perf_counter()

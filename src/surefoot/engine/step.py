@@ -18,7 +18,6 @@ from surefoot.engine.passes import Pass
 from surefoot.engine.reporting import ReportLog
 from surefoot.engine.signals import Signals
 from surefoot.engine.window import Window
-from surefoot.numerics.clipping import gradients_of
 from surefoot.numerics.loss_scaling import LossScale
 from surefoot.optim.update import UpdateOptimizer
 
@@ -39,6 +38,8 @@ class UpdateParts:
     """Sums host numbers over the data-parallel ranks; the identity on one."""
     run_pass: Pass
     loss_scale: LossScale
+    gradients_of: Callable[[Sequence[Tensor]], list[Tensor]]
+    """The gradients that are there, as they lie on this rank."""
     global_norm: Callable[[Sequence[Tensor]], Tensor]
     """Norm over all gradients and shards, a 0-dim device tensor."""
     clip: Callable[[Sequence[Tensor], Tensor], None]
@@ -75,7 +76,7 @@ class Update:
 
         # 3. Forward and backward of every micro-batch: gradients of sum / denominator add up.
         losses = parts.run_pass(window.micro_batches, denominators, parts.loss_scale)
-        gradients = gradients_of(parts.parameters)
+        gradients = parts.gradients_of(parts.parameters)
 
         # 4. Gradients leave the loss scale before anybody measures them.
         loss_scale = parts.loss_scale.value

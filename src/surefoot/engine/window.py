@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from surefoot.data.batch import MicroBatch
+from surefoot.data.order import Cursor
 
 
 class Window(NamedTuple):
@@ -19,6 +20,7 @@ class Window(NamedTuple):
     weights: Mapping[str, float]
     """Loss-bearing items of each loss term on this rank, summed over the micro-batches."""
     samples: int
+    """Samples of the window over the data-parallel ranks."""
     sample_ids: tuple[int, ...]
     cursor_after: Any
     """Where the data stands once this window is consumed."""
@@ -70,3 +72,15 @@ def windows(micro_batches: Iterator[MicroBatch]) -> Iterator[Window]:
             gathered, waited = [], 0.0
         if micro_batch is None:
             return
+
+
+def over_ranks(
+    windows: Iterator[Window], samples_per_epoch: int, cursor: Cursor
+) -> Iterator[Window]:
+    """The same windows, with the samples of all ranks counted: the plan moves all of them alike."""
+    for window in windows:
+        after: Cursor = window.cursor_after
+        crossed = after.epoch > cursor.epoch
+        samples = (samples_per_epoch if crossed else after.position) - cursor.position
+        cursor = after
+        yield window._replace(samples=samples)

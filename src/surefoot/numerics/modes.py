@@ -39,6 +39,25 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def untouched_statistics(model: nn.Module) -> Iterator[None]:
+    """Inside, no BatchNorm of `model` takes its batch into its running statistics."""
+    tracking = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
+    ]
+    for module in tracking:
+        # In train mode torch then normalises by the batch and leaves the running values; in eval
+        # mode the values are used as before.
+        module.track_running_stats = False
+    try:
+        yield
+    finally:
+        for module in tracking:
+            module.track_running_stats = True
+
+
 @dataclass(frozen=True, slots=True)
 class ModeSensitive:
     """A submodule that computes something else in train mode than in eval mode."""

@@ -40,6 +40,10 @@ class Ranks(Protocol):
         """
         ...
 
+    def channel(self, name: str) -> Ranks:
+        """The same ranks, whose meetings never mix with those here: for another thread."""
+        ...
+
 
 class OneRank:
     """A run of one process."""
@@ -50,6 +54,9 @@ class OneRank:
     def gather(self, what: str, value: Any) -> list[Any]:
         """The value itself."""
         return [value]
+
+    def channel(self, name: str) -> OneRank:
+        return self
 
 
 class StoreRanks:
@@ -63,16 +70,27 @@ class StoreRanks:
         rank: of this process.
         size: how many ranks there are.
         deadline_seconds: longest wait for the slowest rank.
+        name: of this channel; meetings of two channels never mix.
     """
 
     def __init__(
-        self, store: dist.Store, rank: int, size: int, deadline_seconds: float = 300.0
+        self,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        deadline_seconds: float = 300.0,
+        name: str = "control",
     ) -> None:
         self.rank = rank
         self.size = size
         self._store = store
         self._deadline_seconds = deadline_seconds
+        self._name = name
         self._count = 0
+
+    def channel(self, name: str) -> StoreRanks:
+        """Ranks that meet under keys of their own in the same store."""
+        return StoreRanks(self._store, self.rank, self.size, self._deadline_seconds, name)
 
     def gather(self, what: str, value: Any) -> list[Any]:
         """Leaves this rank's answer in the store and collects those of all."""
@@ -114,9 +132,8 @@ class StoreRanks:
                 remedy="look for a branch that depends on the rank",
             )
 
-    @staticmethod
-    def _key(count: int, rank: int) -> str:
-        return f"surefoot/{count}/{rank}"
+    def _key(self, count: int, rank: int) -> str:
+        return f"surefoot/{self._name}/{count}/{rank}"
 
 
 def any_of(ranks: Ranks, what: str, flag: bool) -> bool:

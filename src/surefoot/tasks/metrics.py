@@ -5,7 +5,7 @@ Never an average of averages: a short last batch or an uneven rank changes nothi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -70,6 +70,11 @@ class MetricTotals:
         """[M, 2] of (numerator, denominator): what a reduction over ranks adds up."""
         return torch.stack(tuple(self._totals.values()))
 
+    def combine(self, reduce: Callable[[Tensor], Tensor]) -> None:
+        """Replaces the totals by what `reduce` makes of `stacked`, such as the sums over ranks."""
+        names = self.names
+        self._totals = dict(zip(names, reduce(self.stacked()).unbind(), strict=True))
+
     def denominator(self, name: str) -> float:
         """Items that metric `name` was averaged over; for `loss` of several terms, the first's."""
         if name == "loss" and name not in self._totals:
@@ -81,6 +86,11 @@ class MetricTotals:
         if not self._totals:
             return {}
         return ratios(dict(zip(self.names, self.stacked().tolist(), strict=True)))
+
+
+def nothing_of(sums: MetricSums) -> dict[str, tuple[Tensor, float | Tensor]]:
+    """The same metrics of no item: all sums are 0, whatever they were."""
+    return {name: (torch.zeros_like(numerator), 0.0) for name, (numerator, _) in sums.items()}
 
 
 def _wide(value: Tensor | float, device: torch.device | None = None) -> Tensor:

@@ -24,6 +24,7 @@ from surefoot.config.sections.optimizers import (
     OptimizerSection,
     SGDSection,
 )
+from surefoot.config.sections.parallel import ParallelSection
 from surefoot.config.sections.recipe import Recipe, Settings
 from surefoot.config.sections.run import (
     CheckpointSection,
@@ -99,6 +100,7 @@ __all__ = [
     "MultilabelSection",
     "OneCycleSection",
     "OptimizerSection",
+    "ParallelSection",
     "PlateauSection",
     "PrecisionSection",
     "Recipe",

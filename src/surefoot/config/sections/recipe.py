@@ -15,6 +15,7 @@ from surefoot.config.fields import Name, Section
 from surefoot.config.sections.data import DataSection
 from surefoot.config.sections.models import ModelSection
 from surefoot.config.sections.optimizers import AdamWSection, OptimizerSection
+from surefoot.config.sections.parallel import ParallelSection
 from surefoot.config.sections.run import (
     CheckpointSection,
     EarlyStoppingOffSection,
@@ -42,6 +43,7 @@ class RunSections(Section, ABC):
     optimizer: OptimizerSection = AdamWSection()
     schedule: ScheduleSection = WarmupCosineSection()
     precision: PrecisionSection = PrecisionSection()
+    parallel: ParallelSection = ParallelSection()
     loader: LoaderSection = LoaderSection()
     evaluate: EvaluateSection = EvaluateSection()
     checkpoint: CheckpointSection = CheckpointSection()

@@ -1,0 +1,32 @@
+"""How a run is laid out over its ranks. Sizes alone; what they must multiply to is checked later."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from surefoot.config.fields import AutoSize, Duration, Section
+from surefoot.core.units import Seconds
+
+
+class ParallelSection(Section):
+    """Sizes of the axes of the mesh. Their product is the number of ranks."""
+
+    replicate: AutoSize = "auto"
+    """Whole copies of the model, each with its own data; `auto` is what the other axes leave."""
+    shard: AutoSize = 1
+    """Ranks that hold parts of one copy, each with its own data."""
+    tensor: AutoSize = 1
+    """Ranks that compute parts of each layer, with the same data."""
+    context: AutoSize = 1
+    """Ranks that hold parts of each sequence."""
+    pipeline: AutoSize = 1
+    """Ranks that hold different layers."""
+    expert: AutoSize = 1
+    """Ranks that hold different experts."""
+    shards: Literal["optimizer", "gradients", "parameters"] = "parameters"
+    """What `shard` cuts: optimizer state (ZeRO-1), also gradients (2), also parameters (3)."""
+    reduce: Literal["as-shards", "window", "micro-batch"] = "as-shards"
+    """When gradients are reduced: once per window, or after each micro-batch, which sharded
+    gradients need; `as-shards` does what `shards` needs."""
+    deadline: Duration = Seconds(600)
+    """Longest wait for another rank."""

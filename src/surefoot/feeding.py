@@ -1,0 +1,119 @@
+"""From data sets and settings to loaders: which rank reads what, and how. Reads no sample but one.
+
+A run of several ranks is cut so that all of them together see the windows that one would see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import torch
+
+from surefoot.config.sections import Settings
+from surefoot.core.counting import Pace
+from surefoot.core.errors import RequestError
+from surefoot.data.batch import MicroBatch
+from surefoot.data.fetch import collated
+from surefoot.data.loader import Loader, LoaderSettings
+from surefoot.data.order import BatchPlan
+from surefoot.data.sources.base import Source
+from surefoot.data.sources.stream import StreamPlan, StreamSource, refuse_stream
+from surefoot.engine.evaluate import OpenSet
+from surefoot.parallel.layout import ALONE, Place
+from surefoot.tasks.task import Task
+
+
+def make_plan(
+    source: Source | StreamSource, settings: Settings, place: Place = ALONE
+) -> BatchPlan | StreamPlan:
+    """How each epoch of the training set is cut into windows, and which part is this rank's.
+
+    Raises:
+        RequestError: short windows of a stream shall be dropped, or several ranks would read it.
+    """
+    train = settings.train
+    if isinstance(source, StreamSource):
+        if place.num_data_ranks > 1:
+            raise RequestError(
+                f"{place.num_data_ranks} data-parallel ranks would all read one stream",
+                where="data",
+                rule="a stream has one state and is read by one rank",
+                remedy="give a map-style dataset, or train on one rank",
+            )
+        if train.short_batch == "drop":
+            raise RequestError(
+                "a stream cannot drop its short last window",
+                where="train.short_batch",
+                rule="where a stream ends is known only when it has ended",
+                remedy="use train.short_batch=keep; the short window has its right denominator",
+            )
+        return StreamPlan(train.micro_batch, train.accumulation, settings.seed)
+    return BatchPlan(
+        num_samples=len(source),
+        micro_batch=train.micro_batch,
+        window_length=train.accumulation,
+        seed=settings.seed,
+        drop_short=train.short_batch == "drop",
+        rank=place.data_rank,
+        num_ranks=place.num_data_ranks,
+    )
+
+
+def make_pace(source: Source | StreamSource, task: Task, plan: BatchPlan | StreamPlan) -> Pace:
+    """What one update consumes. Tokens a sample are those of the first sample's batch."""
+    window = plan.micro_batch * plan.window_length
+    if isinstance(plan, StreamPlan):
+        return Pace(samples_per_update=window)
+    tokens = None
+    if task.unit == "tokens" and not isinstance(source, StreamSource):
+        weight = task.weight(collated(source, [source[0]], [0]))
+        tokens = weight if isinstance(weight, float) else sum(weight.values())
+    return Pace(
+        samples_per_update=plan.samples_per_window,
+        num_samples=plan.num_samples,
+        drop_short=plan.drop_short,
+        tokens_per_sample=tokens,
+    )
+
+
+def make_loader_settings(settings: Settings) -> LoaderSettings:
+    """The loader section, as the loader takes it."""
+    section = settings.loader
+    return LoaderSettings(
+        workers=section.workers,
+        pin_memory=section.pin_memory,
+        prefetch=section.prefetch,
+        deadline_seconds=float(section.deadline.value),
+    )
+
+
+def make_eval_loader(
+    source: Source,
+    task: Task,
+    settings: Settings,
+    loader_settings: LoaderSettings,
+    device: torch.device,
+    place: Place = ALONE,
+) -> Loader:
+    """A loader that reads this rank's part of a validation set once, in its own order."""
+    refuse_stream(source)
+    size = settings.evaluate.micro_batch
+    micro_batch = settings.train.micro_batch if size == "as-in-training" else int(size)
+    plan = BatchPlan(
+        len(source),
+        micro_batch,
+        seed=settings.seed,
+        shuffle=False,
+        rank=place.data_rank,
+        num_ranks=place.num_data_ranks,
+    )
+    return Loader(source, plan, weight=task.weight, settings=loader_settings, device=device)
+
+
+def opened_by(loader: Loader) -> OpenSet:
+    """Reads the set of a loader from its start, each time."""
+
+    def open_set() -> Generator[MicroBatch, None, None]:
+        return loader.iterate_once()
+
+    return open_set

@@ -1,0 +1,81 @@
+"""What ranks tell each other in an update: host numbers, buffers. Gradients travel elsewhere.
+
+Host numbers go through gloo in one message a window and wait for no device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from surefoot.parallel.mesh import Mesh
+
+
+class HostSums:
+    """Sums the weights of a window over the data-parallel ranks, once a window.
+
+    The clock of rank 0 and the question whether any rank was asked to stop travel along, so that
+    all ranks have one clock and stop after the same update.
+
+    Args:
+        mesh: ranks that have the same data speak once.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._began = time.monotonic()
+        self._seconds = 0.0
+        self._asked = False
+        self._any_asked = False
+
+    def __call__(self, weights: Mapping[str, float]) -> dict[str, float]:
+        """The sums of `weights`; every rank calls it once for each window."""
+        own = [float(weight) if self._mesh.leads else 0.0 for weight in weights.values()]
+        first = self._mesh.rank == 0
+        clock = time.monotonic() - self._began if first else 0.0
+        message = torch.tensor([*own, clock, float(self._asked)], dtype=torch.float64)
+        dist.all_reduce(message, op=dist.ReduceOp.SUM, group=self._mesh.host_group)
+        *sums, self._seconds, asked = message.tolist()
+        self._any_asked = asked > 0
+        return dict(zip(weights, sums, strict=True))
+
+    def clock(self) -> float:
+        """Seconds on the clock of rank 0 when the ranks last met: the same on all."""
+        return self._seconds
+
+    def asked_to_stop(self, asked: bool) -> bool:
+        """Leaves this rank's answer for the next meeting; returns that of all at the last one."""
+        self._asked = asked
+        return self._any_asked
+
+
+class SharedBuffers:
+    """Gives all replicas the buffers of the first: running statistics see each rank's own data.
+
+    Buffers that are no state (tables that follow from the configuration) are left alone.
+    """
+
+    def __init__(self, model: nn.Module, mesh: Mesh) -> None:
+        kept = model.state_dict().keys()
+        self._buffers: Sequence[Tensor] = [
+            buffer for name, buffer in model.named_buffers() if name in kept
+        ]
+        self._mesh = mesh
+
+    def share(self) -> None:
+        """Called by every rank after each window."""
+        for axis in self._mesh.data_axes() if self._buffers else ():
+            group = self._mesh.group(axis)
+            source = dist.get_global_rank(group, 0)
+            for dtype in {buffer.dtype for buffer in self._buffers}:
+                same = [buffer for buffer in self._buffers if buffer.dtype == dtype]
+                flat = torch.cat([buffer.reshape(-1) for buffer in same])
+                dist.broadcast(flat, src=source, group=group)
+                parts = flat.split([buffer.numel() for buffer in same])
+                with torch.no_grad():
+                    for buffer, part in zip(same, parts, strict=True):
+                        buffer.copy_(part.view_as(buffer))

@@ -1,0 +1,198 @@
+"""The ranks of a run as a mesh with named axes: sizes, coordinates and groups.
+
+Sizes are checked here against the number of ranks; what a model allows is checked by `layout`.
+Nothing here touches a parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from surefoot.config.sections.parallel import ParallelSection
+from surefoot.core.errors import RequestError
+
+AXES: Final = ("pipeline", "replicate", "shard", "context", "expert", "tensor")
+"""From the slowest links to the fastest: neighbours of the last axis are neighbouring ranks."""
+DATA_AXES: Final = ("replicate", "shard")
+"""Along these, ranks see different data."""
+COSTS: Final = {
+    "pipeline": "activations between stages for each micro-batch; ranks idle in the bubble",
+    "replicate": "one all-reduce of the gradients an update",
+    "shard": "parameters gathered for forward and backward, gradients scattered",
+    "context": "keys and values exchanged in each layer",
+    "expert": "tokens exchanged twice in each layer of experts",
+    "tensor": "two all-reduces of activations in each layer, forward and backward",
+}
+BUILT: Final = ("replicate", "shard", "tensor")
+"""Axes that this version can use."""
+
+
+class AxisRow(NamedTuple):
+    """One axis, as it is shown."""
+
+    axis: str
+    size: int
+    costs: str
+
+
+@dataclass(frozen=True)
+class MeshSizes:
+    """Ranks along each axis; their product is the number of ranks."""
+
+    pipeline: int = 1
+    replicate: int = 1
+    shard: int = 1
+    context: int = 1
+    expert: int = 1
+    tensor: int = 1
+
+    @property
+    def num_ranks(self) -> int:
+        return prod(self.of(AXES))
+
+    @property
+    def data_parallel(self) -> int:
+        """Ranks that see different data."""
+        return prod(self.of(DATA_AXES))
+
+    def of(self, axes: Sequence[str]) -> tuple[int, ...]:
+        return tuple(getattr(self, axis) for axis in axes)
+
+    def used(self) -> tuple[str, ...]:
+        """Axes of more than one rank, in the order of the mesh."""
+        return tuple(axis for axis in AXES if getattr(self, axis) > 1)
+
+    def table(self) -> list[AxisRow]:
+        """One row for each axis in use, with what it costs."""
+        return [AxisRow(axis, getattr(self, axis), COSTS[axis]) for axis in self.used()]
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Where a rank stands along each axis."""
+        found = {}
+        for axis in reversed(AXES):
+            rank, found[axis] = divmod(rank, getattr(self, axis))
+        return found
+
+    def data_rank(self, rank: int) -> int:
+        """Which of the data-parallel ranks a rank is."""
+        place = self.coordinates(rank)
+        return place["replicate"] * self.shard + place["shard"]
+
+    def leads(self, rank: int) -> bool:
+        """Whether a rank speaks for those that have the same data."""
+        place = self.coordinates(rank)
+        return all(place[axis] == 0 for axis in AXES if axis not in DATA_AXES)
+
+
+ONE_RANK: Final = MeshSizes()
+
+
+def resolve_sizes(section: ParallelSection, num_ranks: int) -> MeshSizes:
+    """The sizes that a recipe asks for, one `auto` filled in.
+
+    Raises:
+        RequestError: two are `auto`, they do not multiply to the ranks that there are, or an axis
+            is not there yet; with the numbers and the nearest that works.
+    """
+    asked: dict[str, int | str] = {axis: getattr(section, axis) for axis in AXES}
+    open_axes = [axis for axis, size in asked.items() if size == "auto"]
+    if len(open_axes) > 1 and "replicate" in open_axes:
+        # It takes what the others leave: nothing, where another does.
+        asked["replicate"] = 1
+        open_axes.remove("replicate")
+    if len(open_axes) > 1:
+        raise _refused(
+            f"{' and '.join(open_axes)} are all auto",
+            "one axis besides replicate may be auto",
+            f"write a size at parallel.{open_axes[0]}",
+        )
+    fixed = prod(size for size in asked.values() if isinstance(size, int))
+    shown = " x ".join(f"{axis} {size}" for axis, size in asked.items() if size != 1) or "1"
+    if num_ranks % fixed or (not open_axes and fixed != num_ranks):
+        raise _refused(
+            f"the mesh {shown} does not make {num_ranks} rank{'s' if num_ranks != 1 else ''}",
+            f"the axes multiply to the number of ranks; the fixed ones multiply to {fixed}",
+            _nearest(asked, num_ranks, fixed, bool(open_axes)),
+        )
+    for axis in open_axes:
+        asked[axis] = num_ranks // fixed
+    sizes = MeshSizes(**{axis: int(size) for axis, size in asked.items()})
+    for axis in sizes.used():
+        if axis not in BUILT:
+            raise _refused(
+                f"parallel.{axis} is {getattr(sizes, axis)}",
+                f"this version has the axes {', '.join(BUILT)}",
+                f"use parallel.{axis}=1",
+            )
+    return sizes
+
+
+def _nearest(asked: dict[str, int | str], num_ranks: int, fixed: int, is_open: bool) -> str:
+    more = f"start {fixed} ranks" if not is_open else f"start a multiple of {fixed} ranks"
+    for axis, size in asked.items():
+        if isinstance(size, int) and size > 1:
+            rest = fixed // size
+            if num_ranks % rest == 0:
+                limit = num_ranks // rest
+                fits = [n for n in range(1, limit + 1) if limit % n == 0] if is_open else [limit]
+                near = min(fits, key=lambda n: abs(n - size))
+                return f"use parallel.{axis}={near}, or {more}"
+    if not is_open and num_ranks % fixed == 0:
+        return f"use parallel.replicate={num_ranks // fixed} (or auto), or {more}"
+    return more
+
+
+def _refused(what: str, rule: str, remedy: str) -> RequestError:
+    return RequestError(what, where="parallel", rule=rule, remedy=remedy)
+
+
+class Mesh:
+    """The mesh of a running group of ranks.
+
+    Args:
+        sizes: ranks along each axis.
+        device_type: where the model lives; its backend carries the tensors.
+    """
+
+    def __init__(self, sizes: MeshSizes, device_type: str) -> None:
+        self.sizes = sizes
+        self.rank = dist.get_rank()
+        self.device_mesh: DeviceMesh = init_device_mesh(
+            device_type, sizes.of(AXES), mesh_dim_names=AXES
+        )
+        # Numbers of the host never wait for a device.
+        self.host_group: Any = dist.new_group(backend="gloo")
+
+    @property
+    def data_rank(self) -> int:
+        return self.sizes.data_rank(self.rank)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank speaks for those that have the same data."""
+        return self.sizes.leads(self.rank)
+
+    def submesh(self, *axes: str) -> DeviceMesh:
+        """The mesh of some axes, through this rank."""
+        return self.device_mesh[axes if len(axes) > 1 else axes[0]]
+
+    def group(self, axis: str) -> dist.ProcessGroup:
+        """The ranks along one axis, through this rank."""
+        return self.device_mesh.get_group(axis)
+
+    def data_axes(self) -> tuple[str, ...]:
+        """Axes in use along which ranks have different data."""
+        return tuple(axis for axis in DATA_AXES if getattr(self.sizes, axis) > 1)
+
+    def sum_over_data(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sums a tensor over the data-parallel ranks, in place; queued, never waited for."""
+        for axis in self.data_axes():
+            dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=self.group(axis))
+        return tensor

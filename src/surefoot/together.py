@@ -1,0 +1,181 @@
+"""What makes several processes one run: the same run everywhere, and one folder that rank 0 owns.
+
+The other ranks write no log and no record; they only put their parts into checkpoints.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+
+from surefoot.assembly import Assembly
+from surefoot.config.load import Resolved
+from surefoot.core.errors import RankError, SurefootError
+from surefoot.engine.interrupt import Agreement
+from surefoot.materials import Prepared
+from surefoot.observe.run_folder import (
+    ARTIFACTS_NAME,
+    CHECKPOINTS_NAME,
+    EVENTS_NAME,
+    METRICS_NAME,
+    RunFolder,
+)
+from surefoot.parallel.ranks import Ranks, any_of, from_first
+
+MOST_NAMED = 5
+PACKAGE = Path(__file__).parent
+
+
+class NoLease:
+    """What another rank has of the lease of rank 0: nothing to lose, nothing to give back."""
+
+    attempt = 0
+
+    def still_owner(self) -> bool:
+        return True
+
+
+class SharedFolder:
+    """The run folder as the ranks see that do not own it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lease = NoLease()
+        self.checkpoints_path = path / CHECKPOINTS_NAME
+        self.artifacts_path = path / ARTIFACTS_NAME
+        self.metrics_path = path / METRICS_NAME
+        self.events_path = path / EVENTS_NAME
+
+    def close(self) -> None:
+        """It is not this rank's to give back."""
+
+
+class SilentLog:
+    """The metrics log of a rank that keeps none."""
+
+    def on_step(self, report: object) -> None: ...
+
+    def on_eval(self, report: object) -> None: ...
+
+    def on_event(self, event: object) -> None: ...
+
+    def close(self) -> None: ...
+
+    def sync(self) -> int:
+        return 0
+
+    def resume_at(self, offset: int) -> Path | None:
+        return None
+
+
+def take_folder(ranks: Ranks, make: Callable[[], RunFolder]) -> RunFolder | SharedFolder:
+    """Rank 0 makes or opens the folder of the run; the others are told where it is.
+
+    Raises:
+        SurefootError: rank 0 could not.
+    """
+    if ranks.size == 1:
+        return make()
+    folder: RunFolder | None = None
+    told: dict[str, str] = {}
+    failure: SurefootError | None = None
+    if ranks.rank == 0:
+        try:
+            folder = make()
+            told = {"path": str(folder.path.absolute())}
+        except SurefootError as error:
+            failure = error
+    answer = from_first(ranks, "run folder", told)
+    if failure is not None:
+        raise failure
+    if "path" not in answer:
+        raise RankError("rank 0 could not take the run folder", where=f"rank {ranks.rank}")
+    return folder or SharedFolder(Path(answer["path"]))
+
+
+def agreement(assembly: Assembly) -> Agreement:
+    """How the ranks of a run agree to stop."""
+    host_sums, ranks = assembly.trainable.host_sums, assembly.place.ranks
+    if host_sums is None:
+        return Agreement()
+    return Agreement(
+        each_update=host_sums.asked_to_stop,
+        now=lambda asked: any_of(ranks, "stop", asked),
+        alone=False,
+    )
+
+
+def refuse_different_runs(resolved: Resolved[Any], prepared: Prepared, assembly: Assembly) -> None:
+    """Compares what the ranks are about to train; does nothing on one rank.
+
+    Raises:
+        RankError: ranks differ in code, configuration, data or weights; the difference is named.
+    """
+    ranks = assembly.place.ranks
+    if ranks.size == 1:
+        return
+    facts = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "code": digest_of_code(resolved.as_dict()),
+        **{f"config {path}": repr(value) for path, value in _flat(resolved.as_dict())},
+        **{f"data {name}": value for name, value in prepared.fingerprints().items()},
+        "initial weights": assembly.initial_digest,
+    }
+    refuse_differences(ranks, facts)
+
+
+def refuse_differences(ranks: Ranks, facts: Mapping[str, str]) -> None:
+    """Refuses facts that are not the same on all ranks.
+
+    Raises:
+        RankError: with the first facts that differ, and the value on each side.
+    """
+    gathered: list[dict[str, str]] = ranks.gather("the same run", dict(facts))
+    differing = []
+    for name in {name: None for of_rank in gathered for name in of_rank}:
+        values = [of_rank.get(name, "missing") for of_rank in gathered]
+        other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
+        if other is not None:
+            differing.append(f"{name}: {values[0]} on rank 0, {values[other]} on rank {other}")
+    if differing:
+        more = len(differing) - MOST_NAMED
+        raise RankError(
+            f"the ranks are about to train different runs: {len(differing)} differences",
+            where="; ".join(differing[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else ""),
+            rule="all ranks have the same code, configuration, data and first weights",
+            remedy="start every rank from the same files with the same arguments",
+        )
+
+
+def digest_of_code(config: Mapping[str, Any]) -> str:
+    """Digest of our own files, and of the modules that a recipe names."""
+    found = xxhash.xxh3_128()
+    paths = sorted(PACKAGE.rglob("*.py"))
+    for path in [*paths, *_named_modules(config)]:
+        found.update(path.name.encode())
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def _named_modules(config: Mapping[str, Any]) -> Iterator[Path]:
+    for path, value in _flat(config):
+        if path.rpartition(".")[2] in ("target", "loss", "weight") and isinstance(value, str):
+            module, colon, _ = value.partition(":")
+            spec = importlib.util.find_spec(module) if colon else None
+            if spec is not None and spec.origin is not None and spec.origin.endswith(".py"):
+                yield Path(spec.origin)
+
+
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _flat(item, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, value

@@ -1,0 +1,258 @@
+"""From a model, a task and settings to all that one update needs, apart from data.
+
+Every part is chosen here, once, in the order in which it is used. Nothing is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from surefoot.config.building import make_schedule
+from surefoot.config.sections import Settings
+from surefoot.config.sections.optimizers import OptimizerSection
+from surefoot.config.sections.schedules import PlateauSection
+from surefoot.core.counting import Pace
+from surefoot.core.errors import RequestError
+from surefoot.core.plateau import Plateau, PlateauState
+from surefoot.core.reports import Observer
+from surefoot.core.stopping import EarlyStopping, StoppingState
+from surefoot.core.units import Steps
+from surefoot.engine.decisions import Course, RuleState, WatchedMetric
+from surefoot.engine.guard import Guard, NonFinitePolicy
+from surefoot.engine.passes import Pass, PlainPass, RanksPass
+from surefoot.engine.reporting import ReportLog
+from surefoot.engine.signals import Signals
+from surefoot.engine.step import Update, UpdateParts
+from surefoot.numerics.clipping import ClipNorm, NoClip, global_norm, gradients_of, weight_norm
+from surefoot.numerics.loss_scaling import DynamicLossScale, LossScale, NoLossScale, StaticLossScale
+from surefoot.numerics.precision import Precision, apply_matmul_mode, choose_precision
+from surefoot.observe.probes import MemoryProbe
+from surefoot.optim.ema import NoAverage, WeightEma
+from surefoot.optim.ledger import GroupOverride, ParameterLedger
+from surefoot.optim.registry import build_optimizer
+from surefoot.optim.update import SkipKind, UpdateOptimizer
+from surefoot.parallel.collectives import HostSums, SharedBuffers
+from surefoot.parallel.layout import ALONE, LaidOut, Place, lay_out
+from surefoot.state.run_state import Best, Progress, RunState
+from surefoot.tasks.task import Task
+
+NEVER_STEPS = 2**62
+"""A cadence that no run reaches."""
+
+
+@dataclass(frozen=True)
+class Trainable:
+    """A model with everything that one update of it needs, apart from data."""
+
+    device: torch.device
+    precision: Precision
+    ledger: ParameterLedger
+    optimizer: UpdateOptimizer
+    course: Course
+    stopping: RuleState
+    average: WeightEma | NoAverage
+    state: RunState
+    log: ReportLog
+    update: Update
+    host_sums: HostSums | None = None
+    """Where the ranks meet in each update; None for one rank."""
+
+
+def make_trainable(
+    model: nn.Module,
+    task: Task,
+    settings: Settings,
+    device: torch.device,
+    pace: Pace,
+    observers: Sequence[Observer],
+    place: Place = ALONE,
+) -> Trainable:
+    """Lays the model out on the device and builds all that one update of it needs."""
+    precision = choose_precision(settings.precision.dtype, device)
+    apply_matmul_mode(precision)
+    laid_out = lay_out(
+        model, device, settings.parallel, place, lambda m: compile_model(m, settings.train.compile)
+    )
+    ledger = make_ledger(model, settings.optimizer)
+    skipping = precision.needs_loss_scale or settings.guard.non_finite == "skip"
+    optimizer = build_optimizer(settings.optimizer, ledger, device, skipping)
+    loss_scale = make_loss_scale(settings, precision, device)
+    average = WeightEma(model, settings.ema.decay) if settings.ema.kind == "on" else NoAverage()
+    course = Course(make_schedule(settings, pace), _plateau_state(settings))
+    stopping = _stopping_state(settings)
+    guard = make_guard(settings, loss_scale, optimizer)
+    clip_norm = settings.train.clip_norm
+    log = ReportLog(
+        Progress(),
+        guard,
+        observers,
+        clip_norm=float("inf") if clip_norm == "off" else float(clip_norm),
+        counts_tokens=task.unit == "tokens",
+        memory_bytes=MemoryProbe(device),
+    )
+    every = settings.log.weight_norm_every
+    joint = joint_parts(laid_out, model, task, precision, place)
+    update = Update(
+        UpdateParts(
+            parameters=ledger.parameters,
+            sum_over_ranks=joint.sum_over_ranks,
+            run_pass=joint.run_pass,
+            loss_scale=loss_scale,
+            gradients_of=gradients_of,
+            global_norm=global_norm,
+            clip=NoClip() if clip_norm == "off" else ClipNorm(float(clip_norm)),
+            course=course,
+            optimizer=optimizer,
+            average=average,
+            signals=Signals(
+                lambda: weight_norm(ledger.parameters),
+                every.value if isinstance(every, Steps) else NEVER_STEPS,
+            ),
+            log=log,
+        )
+    )
+    state = RunState(
+        progress=log.progress,
+        model=model,
+        optimizer=optimizer,
+        loss_scale=loss_scale,
+        average=average,
+        guard=guard,
+        plateau=course.plateau,
+        stopping=stopping,
+        best=Best(),
+        device=device,
+        rank=place.ranks.rank,
+    )
+    return Trainable(
+        device,
+        precision,
+        ledger,
+        optimizer,
+        course,
+        stopping,
+        average,
+        state,
+        log,
+        update,
+        joint.host_sums,
+    )
+
+
+def make_guard(settings: Settings, loss_scale: LossScale, optimizer: UpdateOptimizer) -> Guard:
+    """The guard that the settings ask for."""
+    return Guard(
+        policy=NonFinitePolicy(settings.guard.non_finite),
+        skip_budget=settings.guard.skip_budget,
+        dynamic_loss_scale=isinstance(loss_scale, DynamicLossScale),
+        optimizer_skips=optimizer.skips is not SkipKind.NEVER,
+    )
+
+
+@dataclass(frozen=True)
+class JointParts:
+    """The parts of an update that differ between one rank and several."""
+
+    run_pass: Pass
+    sum_over_ranks: Callable[[Mapping[str, float]], Mapping[str, float]]
+    host_sums: HostSums | None
+
+
+def joint_parts(
+    laid_out: LaidOut, model: nn.Module, task: Task, precision: Precision, place: Place
+) -> JointParts:
+    """On one rank nothing is summed, and nothing is asked of anybody."""
+    if place.mesh is None:
+        return JointParts(PlainPass(model, task, precision), lambda weights: weights, None)
+    host_sums = HostSums(place.mesh)
+    run_pass = RanksPass(
+        laid_out.forward,
+        task,
+        precision,
+        laid_out.sync,
+        SharedBuffers(model, place.mesh).share,
+        place.mesh.sum_over_data,
+    )
+    return JointParts(run_pass, host_sums, host_sums)
+
+
+def compile_model(model: nn.Module, extent: Literal["off", "blocks", "whole"]) -> None:
+    """Compiles in place, so that parameter names carry no wrapper prefix.
+
+    Raises:
+        RequestError: `blocks` is asked of a model that has none.
+    """
+    if extent == "whole":
+        model.compile()
+    elif extent == "blocks":
+        blocks = getattr(model, "blocks", None)
+        if not isinstance(blocks, nn.ModuleList):
+            raise RequestError(
+                f"{type(model).__name__} has no `blocks`",
+                where="train.compile",
+                rule="`blocks` compiles each module of the model's `blocks` (an nn.ModuleList)",
+                remedy="use train.compile=whole, or name the list of layers `blocks`",
+            )
+        for block in blocks:
+            block.compile()
+
+
+def make_ledger(model: nn.Module, section: OptimizerSection) -> ParameterLedger:
+    """The parameter groups that an optimizer section asks for."""
+    overrides = [
+        GroupOverride(group.pattern, group.lr_multiplier, _decay_or_rule(group.weight_decay))
+        for group in section.groups
+    ]
+    return ParameterLedger.build(
+        model,
+        weight_decay=section.weight_decay,
+        rule=section.decay_rule,
+        decay_embeddings=section.decay_embeddings,
+        overrides=overrides,
+    )
+
+
+def _decay_or_rule(decay: float | str) -> float | Literal["as-optimizer"]:
+    return "as-optimizer" if isinstance(decay, str) else decay
+
+
+def make_loss_scale(settings: Settings, precision: Precision, device: torch.device) -> LossScale:
+    """None where the precision needs none."""
+    if not precision.needs_loss_scale:
+        return NoLossScale()
+    value = settings.precision.loss_scale
+    return (
+        DynamicLossScale(device=device)
+        if value == "dynamic"
+        else StaticLossScale(float(value), device)
+    )
+
+
+def _plateau_state(settings: Settings) -> RuleState:
+    section = settings.schedule
+    if not isinstance(section, PlateauSection):
+        return RuleState(None, None, 1.0, PlateauState.from_json)
+    rule = Plateau(
+        direction=section.direction,
+        factor=section.factor,
+        patience=section.patience,
+        min_delta=section.min_delta,
+        cooldown=section.cooldown,
+        floor=section.floor,
+    )
+    watched = WatchedMetric(section.metric, section.direction)
+    return RuleState(rule, watched, 1.0, PlateauState.from_json)
+
+
+def _stopping_state(settings: Settings) -> RuleState:
+    section = settings.early_stopping
+    if section.kind == "off":
+        return RuleState(None, None, False, StoppingState.from_json)
+    rule = EarlyStopping(section.direction, section.patience, section.min_delta)
+    watched = WatchedMetric(section.metric, section.direction)
+    return RuleState(rule, watched, False, StoppingState.from_json)
