@@ -185,6 +185,7 @@ class ForwardEnd(Event):
     training: bool
     grad_enabled: bool
     autocast: torch.dtype | None
+    """The type that autocast computed in, around the call or inside it."""
     arguments: tuple[Any, ...]
     keywords: Mapping[str, Any]
     output: Any
@@ -215,6 +216,16 @@ class BatchNormCalled(Event):
     batch: int
     values_per_channel: int
     grad_enabled: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchNormRepeated(Event):
+    """At the end: further training calls of a BatchNorm layer, each with more than one sample.
+
+    They are only counted while the script runs; most layers are called so all the time.
+    """
+
+    calls: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

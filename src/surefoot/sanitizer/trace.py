@@ -7,10 +7,11 @@ or in a rule never reaches the script.
 from __future__ import annotations
 
 import itertools
+import operator
 import sys
 import traceback
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -58,6 +59,8 @@ class Trace:
         self.scalers: Table[Any, ScalerState] = Table()
         self.loaders: Table[Any, LoaderState] = Table()
         self.modules: Table[nn.Module, int] = Table()
+        self._held: list[list[ParameterState]] = []
+        self._all: list[ParameterState] = []
         self._trained: dict[int, tuple[int, bool]] = {}
         self.before_end: list[Callable[[], None]] = []
         """What parts of the probe still want to report when the script is over."""
@@ -218,15 +221,14 @@ class Trace:
         self._trained[key] = self.updates, trained
         return trained
 
-    def all_parameters(self) -> Iterator[ParameterState]:
-        seen: set[int] = set()
-        for optimizer in self.optimizers:
-            if optimizer.ref() is None:
-                continue
-            for state in optimizer.parameters:
-                if state.key not in seen:
-                    seen.add(state.key)
-                    yield state
+    def all_parameters(self) -> Sequence[ParameterState]:
+        """Each parameter of the optimizers that are alive, once."""
+        held = [o.parameters for o in self.optimizers if o.ref() is not None]
+        # Asked for at every backward pass: made anew only when an optimizer's list is another.
+        if len(held) != len(self._held) or any(map(operator.is_not, held, self._held)):
+            self._held = held
+            self._all = list({state.key: state for states in held for state in states}.values())
+        return self._all
 
     # -- names -------------------------------------------------------------------------------------
 

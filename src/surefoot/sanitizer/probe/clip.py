@@ -13,6 +13,7 @@ from surefoot.sanitizer import events as ev
 from surefoot.sanitizer import graph
 from surefoot.sanitizer.frames import user_site
 from surefoot.sanitizer.probe.patches import Patches
+from surefoot.sanitizer.state import ParameterState
 from surefoot.sanitizer.trace import Trace
 
 
@@ -31,12 +32,12 @@ def _around(trace: Trace, kind: str) -> Any:
             # A generator can be read once: the clip and we read the same list.
             parameters = list(parameters)
         tensors = [parameters] if isinstance(parameters, torch.Tensor) else parameters
-        trace.safely(_before, trace, tensors)
+        states = trace.safely(_before, trace, tensors) or []
         trace.causes.append("clip")
         try:
             result = original(parameters, *args, **kwargs)
             limit = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value", 0.0))
-            trace.safely(_after, trace, kind, tensors, limit, result)
+            trace.safely(_after, trace, kind, tensors, states, limit, result)
         finally:
             trace.causes.pop()
         return result
@@ -44,13 +45,21 @@ def _around(trace: Trace, kind: str) -> Any:
     return clip
 
 
-def _before(trace: Trace, tensors: list[torch.Tensor]) -> None:
-    found = (trace.parameters.find(tensor) for tensor in tensors)
-    trace.observe_gradients(state for state in found if state is not None)
+def _before(trace: Trace, tensors: list[torch.Tensor]) -> list[ParameterState]:
+    found = [trace.parameters.find(tensor) for tensor in tensors]
+    states = [state for state in found if state is not None]
+    trace.observe_gradients(states)
+    return states
 
 
-def _after(trace: Trace, kind: str, tensors: list[torch.Tensor], limit: Any, result: Any) -> None:
-    states = [s for s in map(trace.parameters.find, tensors) if s is not None]
+def _after(
+    trace: Trace,
+    kind: str,
+    tensors: list[torch.Tensor],
+    states: list[ParameterState],
+    limit: Any,
+    result: Any,
+) -> None:
     trace.observe_gradients(states)
     trace.emit(
         ev.Clip(
@@ -60,7 +69,7 @@ def _after(trace: Trace, kind: str, tensors: list[torch.Tensor], limit: Any, res
             limit=graph.number(limit) or 0.0,
             parameters=states,
             unknown_tensors=len(tensors) - len(states),
-            with_gradient=sum(1 for tensor in tensors if tensor.grad is not None),
+            with_gradient=sum([tensor.grad is not None for tensor in tensors]),
             norm=graph.number(result) if kind == "norm" else None,
             inside_step="step" in trace.causes,
         )

@@ -13,12 +13,24 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import swa_utils
 
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.frames import user_site
+from surefoot.sanitizer.frames import Site, user_site
 from surefoot.sanitizer.probe.patches import Patches
 from surefoot.sanitizer.trace import Trace
 
 MODULES_KEPT = 100_000
+SENSITIVE = (_BatchNorm, _DropoutNd)
 DROPOUTS = ("dropout", "alpha_dropout", "dropout1d", "dropout2d", "dropout3d")
+
+
+class RoutineCalls:
+    """Calls of one BatchNorm layer of which nothing but their number is to be told."""
+
+    __slots__ = ("count", "layer", "site")
+
+    def __init__(self, layer: _BatchNorm, site: Site) -> None:
+        self.layer = weakref.ref(layer)
+        self.site = site
+        self.count = 0
 
 
 class Calls:
@@ -32,11 +44,39 @@ class Calls:
         self.active_dropout = 0
         self.active_batch_norm = 0
         self.idle = 0
+        self.autocast: torch.dtype | None = None
+        """What autocast was switched on inside the outermost call, if any was."""
         self.mode_depth = 0
+        self.routine: dict[int, RoutineCalls] = {}
+        """BatchNorm layers whose latest call was one like most, by identity."""
 
     @property
     def root(self) -> nn.Module | None:
         return self.stack[0] if self.stack else None
+
+    def is_routine(self, layer: _BatchNorm, args: tuple[Any, ...]) -> bool:
+        """Counts a training call like those before it; False where it has to be looked at."""
+        entry = self.routine.get(id(layer))
+        if entry is None or entry.layer() is not layer or not layer.training:
+            return False
+        weight = layer.weight
+        if weight is not None and not weight.requires_grad:
+            return False
+        if not args or args[0].shape[0] < 2 or not torch.is_grad_enabled():
+            return False
+        entry.count += 1
+        self.active_batch_norm += 1
+        return True
+
+    def tell_routine(self) -> None:
+        """At the end: how many there were."""
+        for entry in self.routine.values():
+            if entry.count:
+                repeated = ev.BatchNormRepeated(
+                    seq=self.trace.tick(), site=entry.site, calls=entry.count
+                )
+                entry.count = 0
+                self.trace.emit(repeated)
 
     def has_parameters(self, module: nn.Module) -> bool:
         entry = self.trainable.get(id(module))
@@ -50,6 +90,7 @@ def attach(patches: Patches) -> None:
     """Watches modules for as long as the patches are in place."""
     trace = patches.trace
     calls = Calls(trace)
+    trace.before_end.append(calls.tell_routine)
 
     def call(original: Any, self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         stack = calls.stack
@@ -60,7 +101,9 @@ def attach(patches: Patches) -> None:
         known = calls.seen.get(id(self))
         if known is None or known() is not self:
             trace.safely(_first, calls, self)
-        if isinstance(self, _BatchNorm | _DropoutNd):
+        if isinstance(self, SENSITIVE) and not (
+            isinstance(self, _BatchNorm) and calls.is_routine(self, args)
+        ):
             trace.safely(_sensitive, calls, self, args)
         stack.append(self)
         try:
@@ -78,7 +121,13 @@ def attach(patches: Patches) -> None:
             trace.safely(_mode, trace, self, mode)
         return result
 
+    def enter(original: Any, self: torch.autocast) -> Any:
+        if calls.stack and self._enabled:
+            calls.autocast = self.fast_dtype
+        return original(self)
+
     patches.around(nn.Module, "__call__", call)
+    patches.around(torch.autocast, "__enter__", enter)
     patches.around(nn.Module, "train", train)
     for name in DROPOUTS:
         patches.around(functional, name, _dropout(calls))
@@ -90,8 +139,9 @@ def attach(patches: Patches) -> None:
 def _outermost(calls: Calls, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
     trace = calls.trace
     calls.active_dropout = calls.active_batch_norm = calls.idle = 0
+    calls.autocast = None
     trace.safely(_begin, calls, module, args, kwargs)
-    if isinstance(module, _BatchNorm | _DropoutNd):
+    if isinstance(module, SENSITIVE):
         trace.safely(_sensitive, calls, module, args)
     calls.stack.append(module)
     try:
@@ -126,7 +176,7 @@ def _end(calls: Calls, module: nn.Module, args: Any, kwargs: Any, output: Any) -
         if isinstance(value, torch.Tensor):
             device = value.device.type
             input_grad = input_grad or (value.requires_grad and value.is_leaf)
-    autocast = None
+    autocast = calls.autocast
     if torch.is_autocast_enabled(device):
         autocast = torch.get_autocast_dtype(device)
     calls.trace.emit(
@@ -175,10 +225,13 @@ def _sensitive(calls: Calls, module: nn.Module, args: tuple[Any, ...]) -> None:
     shape = args[0].shape
     if len(shape) < 2 or shape[1] == 0:
         return
+    site = user_site(3)
+    if module.track_running_stats and id(module) not in calls.routine:
+        calls.routine[id(module)] = RoutineCalls(module, site)
     calls.trace.emit(
         ev.BatchNormCalled(
             seq=calls.trace.tick(),
-            site=user_site(3),
+            site=site,
             module=module,
             root=calls.root or module,
             batch=shape[0],

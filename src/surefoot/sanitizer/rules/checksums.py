@@ -91,8 +91,6 @@ class Checksums:
     def begin(self, trace: Trace, event: ev.StepBegin) -> None:
         """Notes what a step finds; one with a closure has its gradients only when it ends."""
         optimizer, n = event.optimizer, event.optimizer.steps + 1
-        if not (dist.is_available() and dist.is_initialized()):
-            return
         if event.closure:
             self._found = _digests(trace, optimizer)[1] if sampled(n) else {}
             self._closure_of = optimizer.key
@@ -190,11 +188,11 @@ class RankRule(Rule, ABC):
             self.sums.averages_weights = True
 
     def on_step_begin(self, event: ev.StepBegin) -> None:
-        if self.sums.once("step", event.seq):
+        if dist.is_available() and dist.is_initialized() and self.sums.once("step", event.seq):
             self.sums.begin(self.trace, event)
 
     def on_step_end(self, event: ev.StepEnd) -> None:
-        if self.sums.once("end", event.seq):
+        if dist.is_available() and dist.is_initialized() and self.sums.once("end", event.seq):
             self.sums.end(self.trace, event)
 
     def facts(self) -> Any:

@@ -40,10 +40,10 @@ def of_batch(tensor: torch.Tensor, deep: bool = False) -> int | None:
     reference, seen, digest = _latest
     if version >= 0 and version == seen and reference is not None and reference() is tensor:
         return digest
-    flat = tensor.detach().reshape(-1)
-    sample = flat[:: max(1, flat.numel() // BATCH_SAMPLE)][:BATCH_SAMPLE]
+    flat = _array(tensor).reshape(-1)
+    sample = flat[:: max(1, flat.size // BATCH_SAMPLE)][:BATCH_SAMPLE]
     # Not Python's own hash: other ranks must come to the same digest.
-    content = repr(tuple(tensor.shape)).encode() + _bytes(sample)
+    content = repr(tuple(tensor.shape)).encode() + sample.tobytes()
     digest = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest())
     _latest = weakref.ref(tensor), version, digest
     return digest
@@ -53,18 +53,19 @@ def of_rows(tensor: torch.Tensor, deep: bool = False) -> list[int]:
     """A digest of each sample of a batch; empty where samples are too small to be told apart."""
     if tensor.dim() < 2 or (tensor.device.type != "cpu" and not deep):
         return []
-    rows = tensor.detach().reshape(tensor.shape[0], -1)
+    rows = _array(tensor).reshape(tensor.shape[0], -1)
     least = LEAST_FLOATS if tensor.is_floating_point() else LEAST_INTEGERS
     if rows.shape[1] < least:
         return []
     sample = rows[:, :: max(1, rows.shape[1] // ROW_SAMPLE)][:, :ROW_SAMPLE]
-    content = _bytes(sample)
+    content = sample.tobytes()
     size = len(content) // max(len(sample), 1)
-    return [hash(content[i * size : (i + 1) * size]) for i in range(len(sample))]
+    return [hash(content[i : i + size]) for i in range(0, len(content), size)]
 
 
-def _bytes(values: torch.Tensor) -> bytes:
-    plain = values.cpu()
+def _array(tensor: torch.Tensor) -> Any:
+    """The values as numpy sees them, in place where they lie in the host's memory."""
+    plain = tensor.detach().cpu()
     if plain.dtype in (torch.bfloat16, torch.complex32):
         plain = plain.float()
-    return plain.contiguous().numpy().tobytes()
+    return plain.numpy()

@@ -42,6 +42,9 @@ class BnBatchOfOne(Rule):
             self.calls[event.site] += 1
             self.of_one[event.site] += event.batch == 1
 
+    def on_batch_norm_repeated(self, event: ev.BatchNormRepeated) -> None:
+        self.calls[event.site] += event.calls
+
     def findings(self) -> Iterable[Finding]:
         for site, count in self.of_one.items():
             if not count or not self.trace.updates:

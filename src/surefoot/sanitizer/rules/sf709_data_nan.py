@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterable
 
 import torch
@@ -39,7 +40,8 @@ class DataNan(Rule):
 
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace)
-        self.pending: Site | None = None
+        self.pending: Site = NOWHERE
+        self.inputs: list[weakref.ref[torch.Tensor]] = []
         self.batches = 0
         self.bad = 0
         self.site: Site = NOWHERE
@@ -47,27 +49,27 @@ class DataNan(Rule):
         self.scaler_site: Site = NOWHERE
 
     def on_forward_begin(self, event: ev.ForwardBegin) -> None:
-        if not event.grad_enabled:
-            return
-        self.pending = None
-        self.batches += 1
-        for tensor in graph.tensors_in([*event.arguments, *event.keywords.values()]):
-            readable = tensor.device.type == "cpu" or self.trace.deep
-            if tensor.is_floating_point() and readable and tensor.numel():
-                # A sum is not finite if a value is not; if it only overflowed, look closely.
-                plain = tensor.detach()
-                suspicious = not math.isfinite(float(plain.sum(dtype=torch.float64)))
-                if suspicious and not bool(torch.isfinite(plain).all()):
-                    self.pending = event.site
+        if event.grad_enabled:
+            self.batches += 1
+            self.pending = event.site
+            inputs = graph.tensors_in([*event.arguments, *event.keywords.values()])
+            self.inputs = [weakref.ref(tensor) for tensor in inputs if tensor.is_floating_point()]
 
     def on_backward_begin(self, event: ev.BackwardBegin) -> None:
-        if self.pending is None or not event.roots:
+        inputs, self.inputs = self.inputs, []
+        if not inputs or not event.roots:
             return
         value = graph.number(event.roots[0])
-        if value is None or not math.isfinite(value):
+        # Inputs are read only where the loss is not finite, or tells nothing without a wait.
+        if value is not None and math.isfinite(value):
+            return
+        if any(self._is_bad(tensor) for ref in inputs if (tensor := ref()) is not None):
             self.bad += 1
             self.site = self.pending
-        self.pending = None
+
+    def _is_bad(self, tensor: torch.Tensor) -> bool:
+        readable = tensor.device.type == "cpu" or self.trace.deep
+        return readable and not bool(torch.isfinite(tensor.detach()).all())
 
     def on_scaler_stepped(self, event: ev.ScalerStepped) -> None:
         steps = self.scaler_steps.setdefault(event.scaler.key, [])
