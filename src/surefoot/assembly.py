@@ -7,7 +7,7 @@ trained and nothing is written.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal
@@ -215,7 +215,7 @@ def assemble(
         sets={name: opened_by(loader) for name, loader in eval_loaders.items()},
         precision=trainable.precision,
         device=device,
-        use_weights=lambda: (trainable.average if use_ema else NoAverage()).swapped(material.model),
+        use_weights=lambda: evaluated_weights(material.model, trainable, use_ema),
         weights=settings.evaluate.weights,
         sum_over_ranks=as_it_is if place.mesh is None else place.mesh.sum_over_data,
     )
@@ -242,6 +242,15 @@ def assemble(
         place,
         initial_digest,
     )
+
+
+@contextmanager
+def evaluated_weights(model: nn.Module, trainable: Trainable, use_ema: bool) -> Iterator[None]:
+    """Inside, the model holds the weights to evaluate; nothing stays gathered afterwards."""
+    average = trainable.average if use_ema else NoAverage()
+    with average.swapped(model):
+        yield
+    trainable.cut()
 
 
 def seed_rank(seed: int, place: Place) -> None:

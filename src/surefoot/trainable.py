@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from surefoot.config.building import make_schedule
 from surefoot.config.sections import Settings
 from surefoot.config.sections.optimizers import OptimizerSection
 from surefoot.config.sections.schedules import PlateauSection
 from surefoot.core.counting import Pace
-from surefoot.core.errors import RequestError
 from surefoot.core.plateau import Plateau, PlateauState
 from surefoot.core.reports import Observer
 from surefoot.core.stopping import EarlyStopping, StoppingState
@@ -37,7 +36,8 @@ from surefoot.optim.ledger import GroupOverride, ParameterLedger
 from surefoot.optim.registry import build_optimizer
 from surefoot.optim.update import SkipKind, UpdateOptimizer
 from surefoot.parallel.collectives import HostSums, SharedBuffers
-from surefoot.parallel.layout import ALONE, LaidOut, Place, lay_out
+from surefoot.parallel.layout import ALONE, LaidOut, Place, Wishes, lay_out
+from surefoot.parallel.parts import ShardedNorm, local_gradients
 from surefoot.state.run_state import Best, Progress, RunState
 from surefoot.tasks.task import Task
 
@@ -61,6 +61,8 @@ class Trainable:
     update: Update
     host_sums: HostSums | None = None
     """Where the ranks meet in each update; None for one rank."""
+    cut: Callable[[], None] = lambda: None
+    """Gives up sharded parameters that an evaluation has gathered."""
 
 
 def make_trainable(
@@ -75,9 +77,8 @@ def make_trainable(
     """Lays the model out on the device and builds all that one update of it needs."""
     precision = choose_precision(settings.precision.dtype, device)
     apply_matmul_mode(precision)
-    laid_out = lay_out(
-        model, device, settings.parallel, place, lambda m: compile_model(m, settings.train.compile)
-    )
+    wishes = Wishes(settings.parallel, settings.train.compile, precision.compute_dtype)
+    laid_out = lay_out(model, device, wishes, place)
     ledger = make_ledger(model, settings.optimizer)
     skipping = precision.needs_loss_scale or settings.guard.non_finite == "skip"
     optimizer = build_optimizer(settings.optimizer, ledger, device, skipping)
@@ -96,21 +97,21 @@ def make_trainable(
         memory_bytes=MemoryProbe(device),
     )
     every = settings.log.weight_norm_every
-    joint = joint_parts(laid_out, model, task, precision, place)
+    joint = joint_parts(laid_out, model, task, precision, place, ledger.parameters)
     update = Update(
         UpdateParts(
             parameters=ledger.parameters,
             sum_over_ranks=joint.sum_over_ranks,
             run_pass=joint.run_pass,
             loss_scale=loss_scale,
-            gradients_of=gradients_of,
-            global_norm=global_norm,
+            gradients_of=joint.gradients_of,
+            global_norm=joint.global_norm,
             clip=NoClip() if clip_norm == "off" else ClipNorm(float(clip_norm)),
             course=course,
             optimizer=optimizer,
             average=average,
             signals=Signals(
-                lambda: weight_norm(ledger.parameters),
+                joint.weight_norm,
                 every.value if isinstance(every, Steps) else NEVER_STEPS,
             ),
             log=log,
@@ -141,6 +142,7 @@ def make_trainable(
         log,
         update,
         joint.host_sums,
+        laid_out.cut,
     )
 
 
@@ -159,47 +161,40 @@ class JointParts:
     """The parts of an update that differ between one rank and several."""
 
     run_pass: Pass
-    sum_over_ranks: Callable[[Mapping[str, float]], Mapping[str, float]]
-    host_sums: HostSums | None
+    weight_norm: Callable[[], Tensor]
+    sum_over_ranks: Callable[[Mapping[str, float]], Mapping[str, float]] = lambda weights: weights
+    gradients_of: Callable[[Sequence[Tensor]], list[Tensor]] = gradients_of
+    global_norm: Callable[[Sequence[Tensor]], Tensor] = global_norm
+    host_sums: HostSums | None = None
 
 
 def joint_parts(
-    laid_out: LaidOut, model: nn.Module, task: Task, precision: Precision, place: Place
+    laid_out: LaidOut,
+    model: nn.Module,
+    task: Task,
+    precision: Precision,
+    place: Place,
+    parameters: Sequence[Tensor],
 ) -> JointParts:
     """On one rank nothing is summed, and nothing is asked of anybody."""
-    if place.mesh is None:
-        return JointParts(PlainPass(model, task, precision), lambda weights: weights, None)
-    host_sums = HostSums(place.mesh)
+    mesh = place.mesh
+    if mesh is None:
+        return JointParts(PlainPass(model, task, precision), lambda: weight_norm(parameters))
     run_pass = RanksPass(
         laid_out.forward,
         task,
         precision,
         laid_out.sync,
-        SharedBuffers(model, place.mesh).share,
-        place.mesh.sum_over_data,
+        SharedBuffers(model, mesh).share,
+        mesh.sum_over_data,
     )
-    return JointParts(run_pass, host_sums, host_sums)
-
-
-def compile_model(model: nn.Module, extent: Literal["off", "blocks", "whole"]) -> None:
-    """Compiles in place, so that parameter names carry no wrapper prefix.
-
-    Raises:
-        RequestError: `blocks` is asked of a model that has none.
-    """
-    if extent == "whole":
-        model.compile()
-    elif extent == "blocks":
-        blocks = getattr(model, "blocks", None)
-        if not isinstance(blocks, nn.ModuleList):
-            raise RequestError(
-                f"{type(model).__name__} has no `blocks`",
-                where="train.compile",
-                rule="`blocks` compiles each module of the model's `blocks` (an nn.ModuleList)",
-                remedy="use train.compile=whole, or name the list of layers `blocks`",
-            )
-        for block in blocks:
-            block.compile()
+    host_sums = HostSums(mesh)
+    if not laid_out.is_sharded:
+        return JointParts(run_pass, lambda: weight_norm(parameters), host_sums, host_sums=host_sums)
+    norm = ShardedNorm(parameters, mesh)
+    return JointParts(
+        run_pass, norm.of_values, host_sums, local_gradients, norm.of_gradients, host_sums
+    )
 
 
 def make_ledger(model: nn.Module, section: OptimizerSection) -> ParameterLedger:

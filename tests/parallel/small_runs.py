@@ -80,7 +80,7 @@ class Seen:
     """Step, samples, tokens and weight after each update."""
     weights: dict[str, Tensor]
     metrics: dict[str, float]
-    lowest_rate: float = 0.0
+    weight_norms: list[float]
 
 
 class Recorder:
@@ -175,6 +175,7 @@ def train(
         [(r.step, r.samples, r.tokens, r.weight) for r in reports],
         {name: whole(tensor) for name, tensor in state.items()},
         metrics,
+        [r.weight_norm for r in reports if r.weight_norm is not None],
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from parallel.checks import assert_alike
 from parallel.rank_pool import RankPool
 from parallel.small_runs import WINDOW, Seen, settings_of, train
 
@@ -17,19 +18,6 @@ DOUBLE, SINGLE = torch.float64, torch.float32
 @cache
 def alone(kind: str, dtype: torch.dtype) -> Seen:
     return train(kind, settings_of(WINDOW), dtype=dtype)
-
-
-def assert_alike(found: list[Seen], expected: Seen, rtol: float) -> None:
-    for seen in found:
-        assert seen.losses == pytest.approx(expected.losses, rel=rtol, abs=0)
-        assert seen.norms == pytest.approx(expected.norms, rel=max(rtol, 1e-9), abs=0)
-        assert seen.counts == expected.counts
-        assert seen.metrics == pytest.approx(expected.metrics, rel=rtol, abs=0)
-        # Every rank logs the same numbers, to the bit.
-        assert (seen.losses, seen.norms) == (found[0].losses, found[0].norms)
-        for name, weight in expected.weights.items():
-            torch.testing.assert_close(seen.weights[name], weight, rtol=rtol, atol=rtol)
-            assert torch.equal(seen.weights[name], found[0].weights[name]), name
 
 
 @pytest.mark.parametrize(("dtype", "rtol"), [(DOUBLE, 1e-10), (SINGLE, 1e-5)])

@@ -36,7 +36,7 @@ def present(error: BaseException, session: Session) -> int:
         # The reader of a pipe has had enough (`| head`). Python would complain once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
-    if session.is_rank and _fails_after_another():
+    if session.is_rank and _fails_after_another(error):
         # One error on one screen. The launcher ends this rank while it waits, and so passes on the
         # exit code of the one that failed first.
         time.sleep(SECONDS_FOR_THE_FIRST)
@@ -66,9 +66,12 @@ def present(error: BaseException, session: Session) -> int:
     return code
 
 
-def _fails_after_another() -> bool:
-    from surefoot.parallel.join import fails_first
+def _fails_after_another(error: BaseException) -> bool:
+    from surefoot.parallel.join import fails_first, is_of_lost_rank
 
+    if is_of_lost_rank(error):
+        # A rank that was killed could not say so. The launcher can: it ends this one meanwhile.
+        time.sleep(SECONDS_FOR_THE_FIRST)
     return not fails_first()
 
 

@@ -7,7 +7,7 @@ puts it back bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final, Protocol
 
@@ -124,10 +124,10 @@ class WeightEma:
             )
         finite = finite.to(self._share.device)
         share = self._share * finite
-        averages = list(self._averages.values())
+        averages, weights = _parts(self._averages.values()), _parts(self._weights)
         for bucket in self._buckets:
             averaged = [averages[index] for index in bucket]
-            change = torch._foreach_sub([self._weights[index] for index in bucket], averaged)
+            change = torch._foreach_sub([weights[index] for index in bucket], averaged)
             torch._foreach_mul_(change, share)
             torch._foreach_add_(averaged, change)
         self._num_updates += finite
@@ -150,12 +150,12 @@ class WeightEma:
                 rule="`swapped` does not nest",
                 remedy="leave the outer `swapped` first",
             )
-        weights = self._same_weights(model)
+        weights = _parts(self._same_weights(model))
         kept = [weight.detach().clone() for weight in weights]
         self._is_swapped = True
         try:
             with torch.no_grad():
-                torch._foreach_copy_(weights, list(self._averages.values()))
+                torch._foreach_copy_(weights, _parts(self._averages.values()))
             yield
         finally:
             with torch.no_grad():
@@ -201,6 +201,12 @@ class WeightEma:
                 remedy="pass the model that the average was made for; freeze nothing in between",
             )
         return [weights[name] for name in self._averages]
+
+
+def _parts(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """The tensors as they lie on this rank: an average needs no other."""
+    with torch.no_grad():
+        return [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
 
 
 def _differing(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> list[str]:

@@ -21,6 +21,8 @@ from surefoot.optim.update import UpdateOptimizer
 FUSED_DEVICES: Final = frozenset({"cpu", "cuda"})
 """Where torch's fused kernels are verified; on MPS torch calls its own a prototype."""
 FUSED_DTYPES: Final = frozenset({torch.float64, torch.float32})
+NO_FUSED_SHARDS: Final = frozenset({"sgd"})
+"""Kinds whose fused kernel torch cannot run on DTensors."""
 USUAL_DECAY: Final = (0.01, 0.1)
 """Range of AdamW's weight decay in published recipes."""
 LARGEST_USUAL_BETA2: Final = 0.999
@@ -47,8 +49,11 @@ class FusedChoice:
     reason: str
 
 
-def choose_fused(requested: Fused, parameters: Sequence[Tensor]) -> FusedChoice:
+def choose_fused(requested: Fused, parameters: Sequence[Tensor], kind: str = "") -> FusedChoice:
     """Whether torch's fused kernels can take these parameters.
+
+    Args:
+        kind: of the optimizer; fused SGD has no rule for sharded parameters.
 
     Raises:
         RequestError: they are asked for and cannot run.
@@ -62,6 +67,8 @@ def choose_fused(requested: Fused, parameters: Sequence[Tensor]) -> FusedChoice:
         why_not = f"no verified fused kernel on {', '.join(sorted(devices - FUSED_DEVICES))}"
     elif not dtypes <= FUSED_DTYPES:
         why_not = f"no fused kernel for {', '.join(sorted(map(str, dtypes - FUSED_DTYPES)))}"
+    elif kind in NO_FUSED_SHARDS and any(hasattr(p, "device_mesh") for p in parameters):
+        why_not = f"no fused {kind} kernel for sharded parameters"
     if not why_not:
         return FusedChoice(True, f"one kernel a group on {', '.join(sorted(devices))}")
     if requested == "on":
@@ -144,7 +151,8 @@ def build_optimizer(
         )
     _refuse_elsewhere(ledger, torch.device(device))
     groups, masters = master_groups(ledger, low_precision_weights)
-    fused = choose_fused(section.fused, [p for group in groups for p in group["params"]])
+    stepped = [p for group in groups for p in group["params"]]
+    fused = choose_fused(section.fused, stepped, section.kind)
     return UpdateOptimizer(
         _BUILDERS[section.kind](section, groups, fused.on),
         skipping=skipping,

@@ -16,6 +16,14 @@ import torch.distributed as dist
 from surefoot.core.errors import RankError
 
 FIRST_FAILURE = "surefoot/first-failure"
+SIGNS_OF_A_LOST_RANK = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "NCCL",
+)
+"""What torch's backends say where the other side is gone; gloo raises a plain RuntimeError."""
 JOIN_SECONDS = 300.0
 
 
@@ -69,4 +77,15 @@ def fails_first() -> bool:
         store = dist.distributed_c10d._get_default_store()
         first: bytes = store.compare_set(FIRST_FAILURE, "", rank)
         return first.decode() == rank
+    return False
+
+
+def is_of_lost_rank(error: BaseException) -> bool:
+    """Whether an error, or what caused it, says no more than that another rank is gone."""
+    chain: BaseException | None = error
+    while chain is not None:
+        text = str(chain)
+        if isinstance(chain, dist.DistError) or any(sign in text for sign in SIGNS_OF_A_LOST_RANK):
+            return True
+        chain = chain.__cause__ or chain.__context__
     return False

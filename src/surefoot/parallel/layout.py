@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from torch import nn
 from surefoot.config.sections.parallel import ParallelSection
 from surefoot.core.errors import RequestError
 from surefoot.parallel.data_parallel import Replicas
+from surefoot.parallel.fsdp import Shards
 from surefoot.parallel.mesh import ONE_RANK, Mesh, MeshSizes, resolve_sizes
 from surefoot.parallel.ranks import OneRank, Ranks, world_ranks
 
@@ -99,26 +100,63 @@ class LaidOut:
     forward: nn.Module
     """What the training calls; the module itself, or a wrapper around it."""
     sync: GradientSync
+    is_sharded: bool = False
+    """Whether its parameters are DTensors."""
+    cut: Callable[[], None] = lambda: None
+    """Gives up parameters that are gathered, after an evaluation."""
 
 
-def lay_out(
-    model: nn.Module,
-    device: torch.device,
-    section: ParallelSection,
-    place: Place,
-    compiled: Callable[[nn.Module], None],
-) -> LaidOut:
+@dataclass(frozen=True)
+class Wishes:
+    """What a recipe asks of the laying out."""
+
+    section: ParallelSection
+    compile: Literal["off", "blocks", "whole"] = "off"
+    compute_dtype: torch.dtype = torch.float32
+    """Of the forward."""
+
+
+def lay_out(model: nn.Module, device: torch.device, wishes: Wishes, place: Place) -> LaidOut:
     """Puts a model on its device and lays it out.
-
-    Args:
-        compiled: compiles in place.
 
     Raises:
         RequestError: the model cannot be laid out so.
     """
+    section, mesh = wishes.section, place.mesh
     model.to(device)
-    compiled(model)
-    if place.mesh is None:
+    if mesh is not None and mesh.sizes.shard > 1 and wishes.compile == "whole":
+        raise RequestError(
+            "train.compile is whole, and the parameters are sharded",
+            where="train.compile",
+            rule="a block is gathered before it runs, which a whole graph cannot see",
+            remedy="use train.compile=blocks",
+        )
+    compile_model(model, wishes.compile)
+    if mesh is None:
         return LaidOut(model, NoSync())
-    replicas = Replicas.of(model, place.mesh, device)
+    if mesh.sizes.shard > 1:
+        shards = Shards.of(model, section, mesh, wishes.compute_dtype)
+        return LaidOut(model, shards, is_sharded=True, cut=shards.cut)
+    replicas = Replicas.of(model, mesh, device)
     return LaidOut(replicas.wrapped, replicas)
+
+
+def compile_model(model: nn.Module, extent: Literal["off", "blocks", "whole"]) -> None:
+    """Compiles in place, so that parameter names carry no wrapper prefix.
+
+    Raises:
+        RequestError: `blocks` is asked of a model that has none.
+    """
+    if extent == "whole":
+        model.compile()
+    elif extent == "blocks":
+        blocks = getattr(model, "blocks", None)
+        if not isinstance(blocks, nn.ModuleList):
+            raise RequestError(
+                f"{type(model).__name__} has no `blocks`",
+                where="train.compile",
+                rule="`blocks` compiles each module of the model's `blocks` (an nn.ModuleList)",
+                remedy="use train.compile=whole, or name the list of layers `blocks`",
+            )
+        for block in blocks:
+            block.compile()

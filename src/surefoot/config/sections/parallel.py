@@ -28,5 +28,8 @@ class ParallelSection(Section):
     reduce: Literal["as-shards", "window", "micro-batch"] = "as-shards"
     """When gradients are reduced: once per window, or after each micro-batch, which sharded
     gradients need; `as-shards` does what `shards` needs."""
+    gather: Literal["as-stored", "as-computed"] = "as-stored"
+    """Sharded parameters travel as they are stored, or in the precision of the forward: half the
+    traffic under bf16, and then norms run in bf16 too."""
     deadline: Duration = Seconds(600)
     """Longest wait for another rank."""

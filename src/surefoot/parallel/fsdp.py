@@ -1,0 +1,123 @@
+"""Shards of a model by torch's FSDP2, with gradients summed, never averaged.
+
+What `shard` cuts, and when each part is whole:
+
+| shards     | between updates        | within a window                                            |
+|------------|------------------------|------------------------------------------------------------|
+| optimizer  | all is cut             | parameters and gradients are whole: one reduction (ZeRO-1) |
+| gradients  | all is cut             | parameters are whole, gradients cut at once (ZeRO-2)       |
+| parameters | all is cut             | parameters are whole while a block runs (ZeRO-3)           |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from surefoot.config.sections.parallel import ParallelSection
+from surefoot.core.errors import RequestError
+from surefoot.parallel.mesh import Mesh
+
+
+class Shards:
+    """A sharded model, and when its parts are gathered and its gradients scattered."""
+
+    def __init__(self, model: Any, section: ParallelSection) -> None:
+        self._model = model
+        self._keeps_whole = section.shards != "parameters"
+        self._reduces_each = reduces_each_micro_batch(section)
+        self._was_last: bool | None = None
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, section: ParallelSection, mesh: Mesh, compute_dtype: torch.dtype
+    ) -> Shards:
+        """Cuts a model in place; its parameters become DTensors under the same names."""
+        reduces_each_micro_batch(section)
+        options: dict[str, Any] = {
+            # One axis of copies and one of shards (HSDP); either may be of one rank.
+            "mesh": mesh.submesh("replicate", "shard")
+            if mesh.sizes.replicate > 1
+            else mesh.submesh("shard"),
+            "reshard_after_forward": section.shards == "parameters",
+            "mp_policy": precision_policy(section, compute_dtype),
+        }
+        for block in repeated_blocks(model):
+            fully_shard(block, **options)
+        fully_shard(model, **options)
+        for module in sharded_modules(model):
+            # gloo has no pre-multiplied sum, and the engine has divided already.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+        return cls(model, section)
+
+    def micro_batch(self, is_last: bool) -> AbstractContextManager[object]:
+        if is_last != self._was_last:
+            model = self._model
+            model.set_is_last_backward(is_last)
+            model.set_requires_gradient_sync(is_last or self._reduces_each)
+            # Copies add up once a window, whenever shards do.
+            model.set_requires_all_reduce(is_last)
+            model.set_reshard_after_backward(is_last or not self._keeps_whole)
+            self._was_last = is_last
+        return nullcontext()
+
+    def finish(self) -> None:
+        """The last backward has left the summed shards in `.grad`."""
+
+    def cut(self) -> None:
+        """Gives up what is gathered, such as after an evaluation."""
+        for module in sharded_modules(self._model):
+            module.reshard()
+
+
+def reduces_each_micro_batch(section: ParallelSection) -> bool:
+    """Whether gradients are reduced after each micro-batch.
+
+    Raises:
+        RequestError: `reduce` and `shards` contradict each other.
+    """
+    if section.reduce == "as-shards":
+        return section.shards != "optimizer"
+    each = section.reduce == "micro-batch"
+    if section.shards == "gradients" and not each:
+        raise RequestError(
+            "parallel.reduce is window, and parallel.shards is gradients",
+            where="parallel.reduce",
+            rule="gradients are cut only where each micro-batch is reduced",
+            remedy="use parallel.shards=optimizer (ZeRO-1), or leave parallel.reduce out",
+        )
+    return each
+
+
+def precision_policy(section: ParallelSection, compute_dtype: torch.dtype) -> MixedPrecisionPolicy:
+    """What travels: parameters as they are stored, or as they are computed with."""
+    if section.gather == "as-stored" or compute_dtype == torch.float32:
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+
+
+def sharded_modules(model: nn.Module) -> Iterator[FSDPModule]:
+    """The modules that gather their own parameters."""
+    return (module for module in model.modules() if isinstance(module, FSDPModule))
+
+
+def repeated_blocks(model: nn.Module) -> Sequence[nn.Module]:
+    """The outermost layers that repeat: the items of each list of modules of one class."""
+    found: list[nn.Module] = []
+
+    def walk(module: nn.Module) -> None:
+        for child in module.children():
+            items = list(child) if isinstance(child, nn.ModuleList) else []
+            if len(items) > 1 and len({type(item) for item in items}) == 1:
+                found.extend(items)
+            else:
+                walk(child)
+
+    walk(model)
+    return found

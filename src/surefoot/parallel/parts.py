@@ -1,0 +1,86 @@
+"""A sharded tensor as it lies on this rank, and norms over all shards. It moves no shard.
+
+What works element by element (clipping, scaling, averaging) works on local parts; only a norm needs
+the other ranks, and one number of each kind of sharding is all that travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from surefoot.numerics.clipping import tensor_norms
+from surefoot.parallel.mesh import AXES, Mesh
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """The part of a tensor on this rank: shares its memory; a plain tensor is its own part."""
+    if isinstance(tensor, DTensor):
+        with torch.no_grad():
+            return tensor.to_local()
+    return tensor
+
+
+def local_gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """The gradients that are there, as they lie on this rank, in the order of the parameters."""
+    return [local_part(p.grad) for p in parameters if p.grad is not None]
+
+
+def sharded_axes(tensor: Tensor) -> tuple[str, ...]:
+    """Axes of the mesh along which ranks hold different parts of a tensor."""
+    if not isinstance(tensor, DTensor):
+        return ()
+    names = tensor.device_mesh.mesh_dim_names or ()
+    pairs = zip(names, tensor.placements, strict=True)
+    found = {name for name, placement in pairs if placement.is_shard()}
+    return tuple(axis for axis in AXES if axis in found)
+
+
+class ShardedNorm:
+    """The L2 norm over all parameters' gradients (or values), the same on every rank.
+
+    The squares of a part are added up once: over the ranks that hold other parts, never over those
+    that hold the same.
+
+    Args:
+        parameters: in the order of the model.
+        mesh: of the run.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], mesh: Mesh) -> None:
+        self._parameters = parameters
+        self._mesh = mesh
+        self._axes = [sharded_axes(parameter) for parameter in parameters]
+
+    def of_gradients(self, gradients: Sequence[Tensor]) -> Tensor:
+        """0-dim; `gradients` are those of `local_gradients` for the same parameters."""
+        pairs = zip(self._parameters, self._axes, strict=True)
+        return self._norm(gradients, [axes for p, axes in pairs if p.grad is not None])
+
+    def of_values(self) -> Tensor:
+        """0-dim, of the parameters themselves."""
+        return self._norm([local_part(p.detach()) for p in self._parameters], self._axes)
+
+    def _norm(self, parts: Sequence[Tensor], axes: Sequence[tuple[str, ...]]) -> Tensor:
+        if not parts:
+            return torch.zeros(())
+        kinds = list(dict.fromkeys(axes))
+        squares = torch.stack(
+            [
+                tensor_norms([p for p, of in zip(parts, axes, strict=True) if of == kind])
+                .square()
+                .sum()
+                for kind in kinds
+            ]
+        )
+        for axis in dict.fromkeys(axis for kind in kinds for axis in kind):
+            held = torch.tensor([axis in kind for kind in kinds], device="cpu").nonzero().flatten()
+            places = held.to(squares.device)
+            summed = squares[places]
+            dist.all_reduce(summed, op=dist.ReduceOp.SUM, group=self._mesh.group(axis))
+            squares = squares.index_copy(0, places, summed)
+        return squares.sum().sqrt()
