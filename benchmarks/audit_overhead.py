@@ -1,11 +1,12 @@
-"""What `surefoot audit` adds to a loop: the GPT of the demo and a residual network on digits.
+"""What `surefoot audit` adds to a loop: the GPT of the demo, and residual networks.
 
-Both loops are plain PyTorch. Each is run bare, under `light` and under `deep` in turn, several
+All loops are plain PyTorch. Each is run bare, under `light` and under `deep` in turn, several
 times over, and the best of each counts: what is slower is the neighbours' doing. Everything that
 the audit does is inside the clock, attaching and the rules' last words too. Processor time stands
-beside the wall time, which another process can stretch; the limits hold for both.
+beside the wall time, which another process can stretch; the limits hold for both. The tiny network
+on pictures of 8 x 8 shows the cost of an update by itself; no limit is asked of it.
 
-    python benchmarks/audit_overhead.py [--updates 60] [--repetitions 5] [--only gpt|resnet]
+    python benchmarks/audit_overhead.py [--updates 60] [--repetitions 5] [--only gpt|resnet|digits]
 """
 
 from __future__ import annotations
@@ -78,16 +79,28 @@ def gpt(updates: int) -> None:
     loop(GPT(config), TensorDataset(ids, ids), 16, updates, next_token_loss)
 
 
-def resnet(updates: int) -> None:
-    """The model and micro-batch of the recipe on handwritten digits."""
+def pictures(config: ResNetConfig, size: int, batch: int, updates: int) -> None:
+    """A residual network on random pictures."""
     torch.manual_seed(0)
+    shape = (16 * batch, config.in_channels, size, size)
+    data = TensorDataset(torch.randn(shape), torch.randint(10, (16 * batch,)))
+    loop(ResNet(config), data, batch, updates, functional.cross_entropy)
+
+
+def resnet(updates: int) -> None:
+    """The size of CIFAR's pictures."""
+    pictures(ResNetConfig(in_channels=3, num_classes=10), 32, 32, updates)
+
+
+def digits(updates: int) -> None:
+    """The model and micro-batch of the recipe on handwritten digits."""
     config = ResNetConfig(in_channels=1, num_classes=10, widths=(16, 32), blocks_per_stage=1)
-    data = TensorDataset(torch.randn(1024, 1, 8, 8), torch.randint(10, (1024,)))
-    loop(ResNet(config), data, 64, updates, functional.cross_entropy)
+    pictures(config, 8, 64, updates)
 
 
-LOOPS = {"gpt": (gpt, 1), "resnet": (resnet, 10)}
-"""The loops, and how many times more updates each makes (an update of the digits is short)."""
+LOOPS = {"gpt": (gpt, 1.0), "resnet": (resnet, 0.5), "digits": (digits, 10.0)}
+"""The loops, and how many times more updates each makes."""
+WITHOUT_LIMIT = ("digits",)
 
 
 def measure(run: Callable[[int], None], updates: int, level: str) -> Cost:
@@ -116,7 +129,7 @@ def main() -> int:
     for name, (run, factor) in LOOPS.items():
         if asked.only not in (None, name):
             continue
-        updates = asked.updates * factor
+        updates = int(asked.updates * factor)
         run(5)
         costs: dict[str, list[Cost]] = {"bare": [], "light": [], "deep": []}
         for _ in range(asked.repetitions):
@@ -127,7 +140,7 @@ def main() -> int:
             line = f"  {name:<8}{level:<8}"
             for value, bare in zip(cost, best["bare"], strict=True):
                 line += f"{1e3 * value / updates:9.3f} ({value / bare - 1:+7.1%})"
-            over = level in LIMITS and any(
+            over = (level in LIMITS and name not in WITHOUT_LIMIT) and any(
                 value / bare - 1 > LIMITS[level]
                 for value, bare in zip(cost, best["bare"], strict=True)
             )
