@@ -55,7 +55,7 @@ def canonical(name: str) -> Name | None:
     """The canonical name of a column; None for one that no rule knows.
 
     >>> canonical("train/loss"), canonical("learning_rate"), canonical("lr-AdamW")
-    (Name(room='', name='loss'), Name(room='', name='lr'), Name(room='', name='lr/adamw'))
+    (Name(room='', name='loss'), Name(room='', name='lr'), Name(room='', name='lr/adam_w'))
     >>> canonical("eval_loss"), canonical("Loss/val"), canonical("eval_runtime")
     (Name(room='evaluation:eval', name='loss'), Name(room='evaluation:val', name='loss'), None)
     """

@@ -6,11 +6,13 @@ from functools import cached_property
 
 import numpy as np
 
-from surefoot.diagnosis.curve import Curve
-from surefoot.diagnosis.recording import Recording, Series
+from surefoot.diagnosis.curve import Curve, spread
+from surefoot.diagnosis.recording import Floats, Recording, Series
 
 SHORTEST = 8
 """A curve with fewer rows has no shape."""
+FLAT = 0.045
+"""A loss that came down by less than this share of its start has not moved."""
 
 
 class Signals:
@@ -18,6 +20,8 @@ class Signals:
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
+
+    # -- curves --------------------------------------------------------------------------------
 
     @cached_property
     def loss(self) -> Curve:
@@ -43,24 +47,174 @@ class Signals:
     def has_shape(self) -> bool:
         return len(self.loss) >= SHORTEST
 
+    # -- the loss ------------------------------------------------------------------------------
+
+    @cached_property
+    def initial(self) -> float:
+        """The loss before anything was learnt: the first value, where the log begins there."""
+        series = self.loss.series
+        early = len(series) > 0 and series.steps[0] <= 1
+        return float(series.values[0]) if early else self.loss.start
+
+    @cached_property
+    def relative_drop(self) -> float:
+        """Share of the first loss by which the level came down."""
+        return (self.initial - self.loss.end) / max(abs(self.initial), 1e-30)
+
+    @cached_property
+    def is_flat(self) -> bool:
+        """Whether the loss has, for most of the run, stayed at the level of its start."""
+        if not self.has_shape:
+            return False
+        return abs(self.relative_drop) < FLAT and self.loss.lowest > self.initial - max(
+            2 * FLAT * abs(self.initial), 3 * self.loss.noise
+        )
+
+    # -- what is not finite --------------------------------------------------------------------
+
+    @cached_property
+    def broken_rows(self) -> frozenset[int]:
+        """Rows whose loss or gradient norm is not finite."""
+        rows: set[int] = set()
+        for name in ("loss", "grad_norm"):
+            series = self.recording[name]
+            rows.update(series.rows[~np.isfinite(series.values)].tolist())
+        return frozenset(rows)
+
     @cached_property
     def broke_at(self) -> int | None:
-        """Position in the loss of the first row whose loss or gradient norm is not finite."""
-        loss, gradient = self.recording["loss"], self.recording["grad_norm"]
-        rows = [
-            int(series.rows[position])
-            for series in (loss, gradient)
-            if (position := series.first_non_finite()) is not None
-        ]
-        if not rows or not len(loss):
-            return None
-        return int(np.searchsorted(loss.rows, min(rows)))
+        """The first row whose loss or gradient norm is not finite."""
+        return min(self.broken_rows, default=None)
 
-    def until_broken(self, name: str) -> Series:
-        """The part of a series before the first row that is not finite."""
+    def at(self, name: str, row: int) -> float | None:
+        """The value of a series in one row."""
         series = self.recording[name]
-        if self.broke_at is None or not len(series):
-            return series
-        loss = self.recording["loss"]
-        end = loss.rows[self.broke_at] if self.broke_at < len(loss) else loss.rows[-1] + 1
-        return series.where(series.rows < end)
+        position = int(np.searchsorted(series.rows, row))
+        if position < len(series) and int(series.rows[position]) == row:
+            return float(series.values[position])
+        return None
+
+    def step_of_row(self, row: int) -> int:
+        """Updates completed, as the row says."""
+        for series in self.recording.columns.values():
+            position = int(np.searchsorted(series.rows, row))
+            if position < len(series) and int(series.rows[position]) == row:
+                return series.step(position)
+        return 0
+
+    def before_row(self, name: str, row: int) -> Floats:
+        """Finite values of a series before a row."""
+        series = self.recording[name].finite
+        return series.values[series.rows < row]
+
+    @cached_property
+    def growth_before_break(self) -> float:
+        """By how much loss or gradient norm had grown just before the first row that is not
+        finite: the largest of its last three values over the median of the ones before."""
+        if self.broke_at is None:
+            return 1.0
+        return max(
+            _growth(self.before_row("loss", self.broke_at)),
+            _growth(self.before_row("grad_norm", self.broke_at)),
+        )
+
+    # -- rate and weights ----------------------------------------------------------------------
+
+    @cached_property
+    def starts_at_full_rate(self) -> bool | None:
+        """Whether the first update has at least half of the highest rate of the first tenth."""
+        rate = self.rate
+        if len(rate) < 2:
+            return None
+        return bool(rate.values[0] >= 0.5 * rate.part(0, 0.1).max())
+
+    @cached_property
+    def rate_is_kept(self) -> bool | None:
+        """Whether the rate over the last tenth is still a third of its peak."""
+        if len(self.rate) < 2:
+            return None
+        return bool(np.median(self.rate.part(0.9, 1)) > 0.33 * self.rate.values.max())
+
+    @cached_property
+    def weight_growth(self) -> float | None:
+        """Last weight norm over the first."""
+        norms = self.recording["weight_norm"].finite.values
+        return float(norms[-1] / norms[0]) if len(norms) > 1 and norms[0] > 0 else None
+
+    @cached_property
+    def weight_motion(self) -> float | None:
+        """Largest relative change of the weight norm since the first."""
+        norms = self.recording["weight_norm"].finite.values
+        if len(norms) < 3 or norms[0] <= 0:
+            return None
+        return float(np.abs(norms / norms[0] - 1).max())
+
+    @cached_property
+    def rate_sum(self) -> float | None:
+        """Sum of the rates of all updates; an adaptive optimizer moves no weight further."""
+        if not len(self.rate):
+            return None
+        steps = max(1.0, float(self.rate.series.steps[-1]))
+        return float(self.rate.values.mean() * steps)
+
+    @cached_property
+    def sensitivity(self) -> float | None:
+        """Relative change of the loss for a relative change of the weights, at its median:
+        gradient norm times weight norm over the loss."""
+        norms = self.recording["weight_norm"].finite.values
+        gradient = self.gradient.values
+        if not len(norms) or not len(gradient) or not self.has_shape:
+            return None
+        scale = max(abs(float(np.median(self.loss.values))), 1e-30)
+        return float(np.median(gradient)) * float(np.median(norms)) / scale
+
+    # -- evaluations ---------------------------------------------------------------------------
+
+    @cached_property
+    def validation_jitter(self) -> float:
+        """How much neighbouring evaluations of the second half bend, over their level."""
+        values = self.validation.part(0.4, 1) if len(self.validation) else np.empty(0)
+        if len(values) < 4:
+            return 0.0
+        bends = values[1:-1] - (values[:-2] + values[2:]) / 2
+        return float(np.median(np.abs(bends))) / max(abs(float(np.median(values))), 1e-30)
+
+    def train_around(self, step: float, rows: int = 0) -> float:
+        """Level of the train loss at a step: the median of the rows just before it."""
+        series = self.loss.series
+        width = rows or max(5, len(series) // 20)
+        values = series.values[series.steps <= step][-width:]
+        return float(np.median(values)) if len(values) else self.loss.start
+
+    # -- time ----------------------------------------------------------------------------------
+
+    @cached_property
+    def epoch_starts(self) -> Floats:
+        """Positions in the loss at which a new epoch begins, the first among them."""
+        if not self.recording.has("epoch"):
+            return np.empty(0)
+        _, epochs, _ = self.recording.aligned("epoch", "loss")
+        whole = np.floor(epochs)
+        return np.flatnonzero(np.diff(whole, prepend=whole[:1] - 1) > 0).astype(np.float64)
+
+
+def _growth(values: Floats) -> float:
+    if len(values) < 4:
+        return float(values[-1] / values[0]) if len(values) > 1 and values[0] > 0 else 1.0
+    usual = float(np.median(values[:-3]))
+    width = max(spread(values[:-3][-50:]), 0.05 * abs(usual))
+    peak = float(values[-3:].max())
+    if usual <= 0 or peak < usual + 6 * width:
+        return 1.0
+    return peak / usual
+
+
+def spikes(series: Series, factor: float, window: int = 31) -> list[int]:
+    """Positions of values more than `factor` times the median of the `window` before them."""
+    values = series.finite.values
+    found = []
+    for position in range(5, len(values)):
+        usual = float(np.median(values[max(0, position - window) : position]))
+        if usual > 0 and values[position] > factor * usual:
+            found.append(position)
+    return found

@@ -6,12 +6,11 @@ import numpy as np
 
 from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
-from surefoot.diagnosis.curve import Curve
 from surefoot.diagnosis.signals import Signals
 
 
 class NonFiniteData(Cause):
-    """The loss is NaN at once, out of an ordinary stretch."""
+    """Some batch holds NaN or infinity."""
 
     info = CauseInfo(
         code="SFD302",
@@ -19,27 +18,71 @@ class NonFiniteData(Cause):
         severity=Severity.ERROR,
         certainty=Certainty.STRONG,
         title="Some batch holds NaN or infinity.",
-        observes="The loss and gradient norm before the first NaN: in order to the very end. With"
-        " sample ids, the sample that all broken windows share.",
-        why="One NaN in an input makes the loss NaN, whatever the rate, and one update with it"
+        observes="Loss and gradients before the first NaN: in order to the very end. Whether the"
+        " data had been seen before without one; the sample that all broken windows share. Quiet"
+        " where loss or gradients had grown before.",
+        why="One NaN in an input makes the loss NaN whatever the rate, and one update with it"
         " makes every weight NaN.",
-        fix="Look at the samples of that window (sample_ids of its row) and clean them;"
+        fix="Look at the samples of that window (`sample_ids` of its row) and clean them;"
         " guard.non_finite=skip leaves such updates out until then.",
         source="https://docs.pytorch.org/docs/stable/notes/numerical_accuracy.html",
         needs=("loss",),
+        explains=("bad-batch",),
     )
 
     def look(self, signals: Signals) -> Verdict | None:
-        loss = signals.recording["loss"]
-        position = loss.first_non_finite()
-        if position is None or position < 3 or not np.isnan(loss.values[position]):
+        broke = signals.broke_at
+        if broke is None:
             return None
-        before = Curve(loss.where(np.arange(len(loss)) < position))
-        if before.values[-1] > before.smooth[-1] + 6 * before.noise:
+        value = signals.at("loss", broke)
+        if value is None or np.isfinite(value) or np.isinf(value):
             return None
+        if signals.growth_before_break > 3:
+            return None
+        step = signals.step_of_row(broke)
+        before = signals.before_row("loss", broke)
+        recovers = _comes_and_goes(signals)
+        shared = _shared_ids(signals)
+        seen = _seen_before(signals, broke)
+        weight = 0.9 if shared else 0.85 if recovers else 0.5 if seen else 0.78
+        text = f" Of the windows that broke, all hold sample {shared[0]}." if shared else ""
+        if recovers:
+            text += f" {len(signals.broken_rows)} windows broke; those between are in order."
+        last = f"just before it was {before[-1]:.4g}" if len(before) else "it is the first row"
         return Verdict(
-            f"The loss is NaN at step {loss.step(position)}; just before it was"
-            f" {before.values[-1]:.4g}, in its ordinary range.",
-            weight=0.7,
-            evidence={"step": loss.step(position), "loss_before": float(before.values[-1])},
+            f"The loss is NaN at step {step}; {last}, in its ordinary range.{text}",
+            weight=weight,
+            evidence={
+                "step": step,
+                "loss_before": float(before[-1]) if len(before) else None,
+                "broken_windows": len(signals.broken_rows),
+                "shared_samples": list(shared[:8]),
+                "data_seen_before": seen,
+            },
         )
+
+
+def _comes_and_goes(signals: Signals) -> bool:
+    """Whether the loss is finite again after the first row that was not."""
+    loss = signals.recording["loss"]
+    after = loss.values[loss.rows > (signals.broke_at or 0)]
+    return bool(np.isfinite(after).any())
+
+
+def _shared_ids(signals: Signals) -> tuple[int, ...]:
+    """Samples that occur in every broken window, where there are at least two of them."""
+    ids = signals.recording.sample_ids
+    broken = [set(ids[row]) for row in sorted(signals.broken_rows) if row in ids]
+    if len(broken) < 2 or not _comes_and_goes(signals):
+        return ()
+    return tuple(sorted(set.intersection(*broken)))
+
+
+def _seen_before(signals: Signals, broke: int) -> bool:
+    """Whether all samples of the broken window had gone through before without harm."""
+    ids = signals.recording.sample_ids
+    if broke in ids:
+        earlier = {sample for row, samples in ids.items() if row < broke for sample in samples}
+        return set(ids[broke]) <= earlier
+    epochs = signals.before_row("epoch", broke)
+    return len(epochs) > 0 and float(epochs[-1]) >= 1.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
 from surefoot.diagnosis.curve import Curve
@@ -43,7 +45,7 @@ class Overfitting(Cause):
         best = float(values[best_at])
         last = float(sum(values[-2:]) / 2)
         gained = float(values[0]) - best
-        jitter = _jitter(validation, best_at)
+        jitter = _jitter(validation)
         if gained <= 0 or last - best < max(RISE * gained, 4 * jitter):
             return None
         turn = validation.step(best_at)
@@ -65,11 +67,8 @@ class Overfitting(Cause):
         )
 
 
-def _jitter(validation: Curve, best_at: int) -> float:
+def _jitter(validation: Curve) -> float:
     """How much neighbouring evaluations differ from a straight line through three of them."""
     values = validation.values
-    bends = sorted(
-        abs(float(values[i] - (values[i - 1] + values[i + 1]) / 2))
-        for i in range(1, len(values) - 1)
-    )
-    return bends[len(bends) // 2]
+    bends = np.abs(values[1:-1] - (values[:-2] + values[2:]) / 2)
+    return float(np.median(bends))

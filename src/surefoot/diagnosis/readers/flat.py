@@ -27,7 +27,7 @@ def read_jsonl(path: Path) -> Recording:
     for row in _objects(path):
         if isinstance(row.get("facts"), Mapping):
             builder.facts.update({str(k): v for k, v in _mapping(row["facts"]).items()})
-        elif MARKS <= row.keys():
+        elif row.keys() >= MARKS:
             builder.events.append(event_of(row))
         else:
             add_row(builder, row)

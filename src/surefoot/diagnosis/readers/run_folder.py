@@ -17,6 +17,7 @@ from surefoot.observe.run_folder import CONFIG_NAME, EVENTS_NAME, METRICS_NAME, 
 
 
 def is_run_folder(path: Path) -> bool:
+    """Whether a run of ours has begun there."""
     return (path / CONFIG_NAME).is_file() or (path / EVENTS_NAME).is_file()
 
 

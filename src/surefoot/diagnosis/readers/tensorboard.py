@@ -13,6 +13,7 @@ MARK = ".tfevents."
 
 
 def is_event_file(path: Path) -> bool:
+    """Whether TensorBoard wrote it, by its name."""
     return MARK in path.name and path.is_file()
 
 

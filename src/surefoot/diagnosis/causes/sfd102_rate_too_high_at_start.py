@@ -1,0 +1,88 @@
+"""SFD102: the first updates run at full rate."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from surefoot.core.finding import Certainty, Severity
+from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
+from surefoot.diagnosis.signals import Signals
+
+EARLY = 12
+"""Rows in which a run without a warm-up breaks, if it breaks."""
+
+
+class RateTooHighAtStart(Cause):
+    """The first updates run at full rate, without a warm-up, and the loss jumps up."""
+
+    info = CauseInfo(
+        code="SFD102",
+        slug="rate-too-high-at-start",
+        severity=Severity.ERROR,
+        certainty=Certainty.STRONG,
+        title="The first updates run at full rate, without a warm-up, and the loss jumps up.",
+        observes="The loss of the first updates against the very first, the rate of the first"
+        " update against its peak, and what the loss does afterwards. Quiet where the rate warms"
+        " up, or the loss stays high.",
+        why="At random weights gradients are large and Adam has no statistics yet: a full step"
+        " throws the weights to where learning is slow, or the loss is no longer finite.",
+        fix="Warm up over the first 1 to 5 % of the updates (schedule.warmup); clip to norm 1.0; a"
+        " lower peak rate.",
+        source="https://arxiv.org/abs/1706.02677 (gradual warm-up),"
+        " https://arxiv.org/abs/1908.03265 (RAdam: variance of the first steps)",
+        needs=("loss",),
+        explains=(
+            "rate-too-high",
+            "exploding-gradients",
+            "bad-batch",
+            "underfitting",
+            "rate-too-high-late",
+        ),
+    )
+
+    def look(self, signals: Signals) -> Verdict | None:
+        if signals.starts_at_full_rate is False:
+            return None
+        loss, initial = signals.loss, signals.initial
+        broke = signals.broke_at
+        rows = signals.recording.num_rows
+        if broke is not None:
+            if signals.growth_before_break < 1.5 or len(signals.before_row("loss", broke)) > EARLY:
+                return None
+            step = signals.step_of_row(broke)
+            return Verdict(
+                f"The loss is no longer finite at step {step}, after it had grown to"
+                f" {signals.growth_before_break:.3g} times its first value, with the full rate from"
+                f" the"
+                " first update on.",
+                weight=0.9,
+                evidence={"step": step, "first_loss": initial},
+            )
+        if not signals.has_shape:
+            return None
+        first = loss.values[1 : max(4, len(loss) // 20) + 1]
+        noise = max(loss.noise, abs(float(np.median(np.diff(loss.values[:8])))))
+        peak = float(first.max())
+        if peak - initial < max(0.15 * abs(initial), 5 * noise):
+            return None
+        level = initial + 0.15 * abs(initial)
+        above = float((loss.smooth > level).mean())
+        falls = loss.end < initial - 0.05 * abs(initial) and above < 0.2
+        if not falls and signals.rate_is_kept is not False:
+            return None
+        step = loss.step(1 + int(first.argmax()))
+        known = (
+            "" if signals.starts_at_full_rate is None else ", at full rate from the first update on"
+        )
+        return Verdict(
+            f"The loss jumped from {initial:.4g} to {peak:.4g} at step {step}{known}; it ends at"
+            f" {loss.end:.4g}.",
+            weight=0.9 if signals.starts_at_full_rate else 0.6,
+            evidence={
+                "first_loss": initial,
+                "peak_loss": peak,
+                "peak_step": step,
+                "last_loss": loss.end,
+                "rows": rows,
+            },
+        )

@@ -1,0 +1,74 @@
+"""SFD103: the rate suits the beginning, not the end."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from surefoot.core.finding import Certainty, Severity
+from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
+from surefoot.diagnosis.signals import Signals
+
+
+class RateTooHighLate(Cause):
+    """The rate that suited the beginning is too high for the rest: the loss stalls on a noisy"
+    " plateau."""
+
+    info = CauseInfo(
+        code="SFD103",
+        slug="rate-too-high-late",
+        severity=Severity.WARNING,
+        certainty=Certainty.HEURISTIC,
+        title="The rate that suited the beginning is too high for the rest: the loss stalls on a"
+        " noisy plateau.",
+        observes="Whether the loss stopped falling while the rate was still high; how far the"
+        " weights have run (their norm), and how much evaluations bounce. Quiet where the rate had"
+        " decayed.",
+        why="Near a minimum the steps are longer than the valley is wide: the loss stops at the"
+        " level where noise and progress are in balance, and the weights wander.",
+        fix="Decay the rate (cosine to a tenth, or step decay at the plateau); the loss falls at"
+        " once if this is it.",
+        source="https://arxiv.org/abs/1608.03983 (SGDR), https://arxiv.org/abs/2405.18392"
+        " (cooldown from a constant rate)",
+        needs=(
+            "loss",
+            "lr",
+        ),
+        explains=(
+            "underfitting",
+            "overfitting",
+        ),
+    )
+
+    def look(self, signals: Signals) -> Verdict | None:
+        loss = signals.loss
+        if not signals.has_shape or signals.broke_at is not None or not signals.rate_is_kept:
+            return None
+        if signals.relative_drop < 0.15 or len(loss) < 40:
+            return None
+        drop = loss.drop if loss.drop > 0 else 1e-30
+        stalled = (loss.level(0.55, 0.75) - loss.level(0.8, 1.0)) / drop
+        half = (loss.level(0.3, 0.5) - loss.level(0.8, 1.0)) / drop
+        growth, jitter = signals.weight_growth, signals.validation_jitter
+        far = growth is not None and growth > 4
+        bouncing = jitter > 0.02
+        if stalled > 0.1 or half > 0.3 or not (far or bouncing):
+            return None
+        rate = float(np.median(signals.rate.part(0.9, 1)))
+        signs = [f"the weights have run to {growth:.3g} times their norm"] if far else []
+        if bouncing:
+            signs.append(f"evaluations bounce by {jitter:.1%} of their level")
+        return Verdict(
+            f"The loss fell from {signals.initial:.4g} to {loss.level(0.55, 0.75):.4g} and stalls"
+            f" there (last {loss.end:.4g}, noise {loss.noise:.2g}) while the rate stays at"
+            f" {rate:.3g};"
+            f" {' and '.join(signs)}.",
+            weight=0.8 if far and bouncing else 0.72,
+            evidence={
+                "level_at_two_thirds": loss.level(0.55, 0.75),
+                "last_loss": loss.end,
+                "noise": loss.noise,
+                "last_rate": rate,
+                "weight_norm_growth": growth,
+                "validation_jitter": jitter,
+            },
+        )

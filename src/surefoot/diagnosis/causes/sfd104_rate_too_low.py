@@ -1,0 +1,78 @@
+"""SFD104: the loss barely moves, because each update is tiny."""
+
+from __future__ import annotations
+
+from surefoot.core.finding import Certainty, Severity
+from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
+from surefoot.diagnosis.curve import straightness
+from surefoot.diagnosis.signals import FLAT, Signals
+
+STILL = 1e-3
+"""Share of their norm by which weights that hardly moved have moved at most."""
+STILL_SUM = 0.02
+"""Sum of the rates of all updates, where the weights' norm was not recorded."""
+
+
+class RateTooLow(Cause):
+    """The learning rate is too low: the loss barely moves, or falls in a straight line."""
+
+    info = CauseInfo(
+        code="SFD104",
+        slug="rate-too-low",
+        severity=Severity.WARNING,
+        certainty=Certainty.STRONG,
+        title="The learning rate is too low: the loss barely moves, or falls in a straight line.",
+        observes="How far the loss came down, how straight its way is, and how far the weights"
+        " have moved. Quiet where the weights did move, or no gradient is there to move them.",
+        why="Each update is so small that the run is at the very beginning of what it could learn"
+        " when it ends.",
+        fix="Find the rate with a short range test (raise it until the loss no longer falls), or"
+        " try ten times as much; check the unit of the warm-up.",
+        source="https://arxiv.org/abs/1506.01186 (learning rate range test)",
+        needs=(
+            "loss",
+            "lr",
+        ),
+        explains=("underfitting",),
+    )
+
+    def look(self, signals: Signals) -> Verdict | None:
+        loss = signals.loss
+        if not signals.has_shape or signals.broke_at is not None or signals.weight_motion == 0.0:
+            return None
+        if float(signals.rate.values.max()) <= 0.0:
+            return None
+        motion, total = signals.weight_motion, signals.rate_sum
+        moved = f"{motion:.2g} of their norm" if motion is not None else "an unknown way"
+        evidence = {
+            "first_loss": signals.initial,
+            "last_loss": loss.end,
+            "relative_drop": signals.relative_drop,
+            "weight_motion": motion,
+            "sum_of_rates": total,
+            "peak_rate": float(signals.rate.values.max()),
+        }
+        small = motion < STILL if motion is not None else total is not None and total < STILL_SUM
+        if abs(signals.relative_drop) < 2 * FLAT and small:
+            return Verdict(
+                f"The loss went from {signals.initial:.4g} to {loss.end:.4g} in"
+                f" {signals.recording.last_step} updates; the weights moved by {moved} at a peak"
+                f" rate"
+                f" of {evidence['peak_rate']:.3g}.",
+                weight=0.85,
+                evidence=evidence,
+            )
+        line = straightness(loss.smooth)
+        first = loss.level(0.1, 0.2) - loss.level(0.45, 0.55)
+        second = loss.level(0.45, 0.55) - loss.level(0.9, 1.0)
+        clear = first + second > 4 * loss.standard_error()
+        if line < -0.95 and clear and second > 0.75 * first and signals.relative_drop < 0.3:
+            return Verdict(
+                f"The loss falls in a nearly straight line, from {signals.initial:.4g} to"
+                f" {loss.end:.4g} in {signals.recording.last_step} updates: the second half brings"
+                f" as"
+                f" much as the first ({second:.3g} and {first:.3g}).",
+                weight=0.8,
+                evidence={**evidence, "straightness": line},
+            )
+        return None

@@ -1,0 +1,70 @@
+"""SFD201: the gradient norm shoots up again and again."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from surefoot.core.finding import Certainty, Severity
+from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
+from surefoot.diagnosis.signals import Signals, spikes
+
+GROWTH = 8.0
+"""Factor by which a norm grows over a run that explodes slowly."""
+
+
+class ExplodingGradients(Cause):
+    """The gradient norm shoots up again and again."""
+
+    info = CauseInfo(
+        code="SFD201",
+        slug="exploding-gradients",
+        severity=Severity.WARNING,
+        certainty=Certainty.STRONG,
+        title="The gradient norm shoots up again and again.",
+        observes="Rows whose gradient norm is ten times the median of those before them, and how"
+        " many; or a norm that has grown tenfold over the run. Quiet for one or a few batches, and"
+        " where the loss had already left its range.",
+        why="The gradient is a product over layers: without normalisation, or after a bad"
+        " initialisation, it is now and then many times what it was, and one such update undoes"
+        " hundreds.",
+        fix="Clip to norm 1.0 (train.clip_norm) and log the share of clipped updates; then"
+        " normalisation, a smaller initialisation, a lower rate, a warm-up.",
+        source="https://arxiv.org/abs/1211.5063 (exploding gradients and norm clipping)",
+        needs=(
+            "loss",
+            "grad_norm",
+        ),
+        explains=("bad-batch",),
+    )
+
+    def look(self, signals: Signals) -> Verdict | None:
+        gradient = signals.gradient
+        if len(gradient) < 20 or not signals.has_shape:
+            return None
+        found = spikes(gradient.series, 10.0)
+        share = len(found) / len(gradient)
+        usual = float(np.median(gradient.values))
+        if len(found) >= 4 and share > 0.015:
+            worst = max(found, key=lambda position: gradient.values[position])
+            return Verdict(
+                f"{len(found)} of {len(gradient)} updates have a gradient norm of more than ten"
+                f" times"
+                f" the usual ({usual:.3g}); the worst is {gradient.values[worst]:.3g} at step"
+                f" {gradient.step(worst)}.",
+                weight=0.75,
+                evidence={
+                    "spikes": len(found),
+                    "median_grad_norm": usual,
+                    "worst_grad_norm": float(gradient.values[worst]),
+                    "worst_step": gradient.step(worst),
+                    "first_steps": [gradient.step(position) for position in found[:8]],
+                },
+            )
+        early = float(np.median(gradient.part(0, 0.1)))
+        if early > 0 and gradient.end > GROWTH * early and gradient.end > 10:
+            return Verdict(
+                f"The gradient norm has grown from {early:.3g} to {gradient.end:.3g} over the run.",
+                weight=0.6,
+                evidence={"early_grad_norm": early, "last_grad_norm": gradient.end},
+            )
+        return None

@@ -1,0 +1,82 @@
+"""SFD202: the gradient norm is near zero while the loss is high."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from surefoot.core.finding import Certainty, Severity
+from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
+from surefoot.diagnosis.signals import Signals
+
+FALLEN = 0.03
+"""Share of its highest level to which a norm that vanishes has fallen."""
+TINY = 0.05
+"""Gradient norm times weight norm over the loss: moving every weight by all of its size would
+change the loss by so small a share."""
+
+
+class VanishingGradients(Cause):
+    """The gradient norm is near zero while the loss stays high."""
+
+    info = CauseInfo(
+        code="SFD202",
+        slug="vanishing-gradients",
+        severity=Severity.WARNING,
+        certainty=Certainty.STRONG,
+        title="The gradient norm is near zero while the loss stays high.",
+        observes="The gradient norm against its own past, and against loss and weight norm, while"
+        " the loss is flat. Quiet where the loss is low, and where the norm is exactly zero.",
+        why="Saturated activations, dead units or many layers without a shortcut let next to"
+        " nothing through: the first layers get no gradient, so nothing is learnt.",
+        fix="ReLU or GELU in place of sigmoid and tanh; residual connections and normalisation; He"
+        " or Xavier initialisation; look at the norms of single layers.",
+        source="https://proceedings.mlr.press/v9/glorot10a.html (deep layers that saturate)",
+        needs=(
+            "loss",
+            "grad_norm",
+        ),
+        explains=(
+            "labels-unrelated",
+            "rate-too-low",
+            "underfitting",
+            "rate-too-high",
+            "rate-too-high-late",
+        ),
+    )
+
+    def look(self, signals: Signals) -> Verdict | None:
+        loss, gradient = signals.loss, signals.gradient
+        if not signals.has_shape or len(gradient) < 10 or signals.broke_at is not None:
+            return None
+        if not gradient.values.any() or signals.weight_motion == 0.0:
+            return None
+        late = float(np.median(gradient.part(0.7, 1)))
+        highest = float(gradient.smooth.max())
+        sensitivity = signals.sensitivity
+        still = loss.level(0.6, 0.8) - loss.end < 0.02 * abs(signals.initial)
+        high = loss.end > 0.5 * signals.initial
+        if not (still and high):
+            return None
+        evidence = {
+            "last_grad_norm": late,
+            "highest_grad_norm": highest,
+            "last_loss": loss.end,
+            "sensitivity": sensitivity,
+        }
+        fell = late < FALLEN * highest
+        tiny = sensitivity < TINY if sensitivity is not None else late < TINY / 10 * abs(loss.end)
+        if (fell and late > 0) or (late == 0.0 and highest > 0):
+            return Verdict(
+                f"The gradient norm fell from {highest:.3g} to {late:.3g} while the loss stays at"
+                f" {loss.end:.4g} (first {signals.initial:.4g}).",
+                weight=0.86,
+                evidence=evidence,
+            )
+        if tiny and signals.is_flat:
+            return Verdict(
+                f"The gradient norm is {late:.3g} from the beginning, next to nothing for a loss of"
+                f" {loss.end:.4g} that does not move.",
+                weight=0.84,
+                evidence=evidence,
+            )
+        return None

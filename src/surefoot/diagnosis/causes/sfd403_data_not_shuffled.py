@@ -1,0 +1,87 @@
+"""SFD403: the loss repeats a pattern each epoch."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from surefoot.core.finding import Certainty, Severity
+from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
+from surefoot.diagnosis.recording import Floats
+from surefoot.diagnosis.signals import Signals
+
+
+class DataNotShuffled(Cause):
+    """The loss repeats a pattern each epoch: the data come in the same, sorted order."""
+
+    info = CauseInfo(
+        code="SFD403",
+        slug="data-not-shuffled",
+        severity=Severity.WARNING,
+        certainty=Certainty.STRONG,
+        title="The loss repeats a pattern each epoch: the data come in the same, sorted order.",
+        observes="The loss without its trend, folded at the epochs: how well the same place in two"
+        " following epochs agrees. Quiet for fewer than three epochs.",
+        why="Batches of one class after another pull the weights back and forth; BatchNorm"
+        " statistics and evaluations show the last class only.",
+        fix="Shuffle each epoch (loader shuffle=True, or DistributedSampler.set_epoch); with a"
+        " stream, a shuffle buffer that is wider than a sorted stretch.",
+        source="https://arxiv.org/abs/1206.5533 (Bengio: shuffle the examples)",
+        needs=(
+            "loss",
+            "epoch",
+        ),
+        explains=(
+            "bad-batch",
+            "labels-unrelated",
+            "rate-too-high",
+            "exploding-gradients",
+            "underfitting",
+            "rate-too-high-late",
+            "validation-differs",
+            "rate-too-high-at-start",
+        ),
+    )
+
+    def look(self, signals: Signals) -> Verdict | None:
+        starts = signals.epoch_starts.astype(int)
+        if len(starts) < 3:
+            return None
+        lengths = np.diff(starts)
+        period = int(np.median(lengths))
+        if period < 6:
+            return None
+        _, _, values = signals.recording.aligned("epoch", "loss")
+        whole = [int(start) for start in starts if start + period <= len(values)]
+        folds = [_without_trend(values[start : start + period]) for start in whole]
+        folds = [fold for fold in folds if np.isfinite(fold).all() and fold.std() > 0]
+        if len(folds) < 2:
+            return None
+        pairs = [float(np.corrcoef(a, b)[0, 1]) for a, b in itertools.pairwise(folds)]
+        agreement = float(np.median(pairs))
+        bar = max(0.5, 3 / (period * len(pairs)) ** 0.5)
+        if agreement < bar:
+            return None
+        profile = np.median(np.stack(folds), axis=0)
+        return Verdict(
+            f"The loss follows the same pattern in each of {len(folds)} epochs of {period} rows:"
+            f" two"
+            f" following epochs agree by {agreement:.0%} (a shuffled run: by chance); from its"
+            f" lowest to"
+            f" its highest place it swings by {np.ptp(profile):.3g}.",
+            weight=0.88,
+            evidence={
+                "period_rows": period,
+                "agreement": agreement,
+                "swing": float(np.ptp(profile)),
+            },
+        )
+
+
+def _without_trend(values: Floats) -> Floats:
+    """What is left of one epoch without the straight line through it."""
+    places = np.arange(len(values))
+    slope, offset = np.polyfit(places, values, 1) if np.isfinite(values).all() else (0.0, 0.0)
+    left: Floats = values - (slope * places + offset)
+    return left

@@ -1,0 +1,65 @@
+"""SFD405: the target can be read from the input."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from surefoot.core.finding import Certainty, Severity
+from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
+from surefoot.diagnosis.signals import Signals
+
+LITTLE = 0.05
+"""Share of the first loss that no honest language model gets below."""
+
+
+class TargetLeaks(Cause):
+    """The target can be read from the input: a language model's loss falls to nearly nothing."""
+
+    info = CauseInfo(
+        code="SFD405",
+        slug="target-leaks",
+        severity=Severity.ERROR,
+        certainty=Certainty.STRONG,
+        title="The target can be read from the input: a language model's loss falls to nearly"
+        " nothing.",
+        observes="The loss of a run that counts tokens, on training and on validation data,"
+        " against its start. Quiet where only the train loss falls so far.",
+        why="No text can be foretold so well. Labels that are not shifted, or a mask that is not"
+        " causal, let the model copy what it is asked for.",
+        fix="Shift the labels by one, exactly once; check that changing a later token leaves"
+        " earlier outputs as they were.",
+        source="https://github.com/karpathy/nanoGPT/blob/master/model.py (causal mask), audit"
+        " rules SF605, SF606, SF610",
+        needs=("loss",),
+    )
+
+    def look(self, signals: Signals) -> Verdict | None:
+        loss = signals.loss
+        if not signals.has_shape or not _is_language(signals) or signals.initial <= 0:
+            return None
+        validation = signals.validation
+        ends = [loss.end] + ([float(validation.values[-1])] if len(validation) else [])
+        if max(ends) > LITTLE * signals.initial:
+            return None
+        if not len(validation) and signals.recording.has("epoch"):
+            if float(np.nanmax(signals.recording["epoch"].values)) > 2:
+                return None
+        below = np.flatnonzero(loss.smooth < LITTLE * signals.initial)
+        step = loss.step(int(below[0])) if len(below) else loss.step(-1)
+        both = f" and {signals.validation_name}/loss {ends[-1]:.3g}" if len(validation) else ""
+        return Verdict(
+            f"The loss of a language model fell from {signals.initial:.4g} to {loss.end:.3g}{both};"
+            f" it was below {LITTLE:.0%} of its start from step {step} on.",
+            weight=0.92,
+            evidence={"first_loss": signals.initial, "last_loss": loss.end, "step": step},
+        )
+
+
+def _is_language(signals: Signals) -> bool:
+    """Whether the run counts tokens or reports perplexity."""
+    tokens = signals.recording["tokens"].finite.values
+    names = " ".join([*signals.recording.evaluations, *signals.recording.ignored])
+    task = str(signals.recording.facts.get("task", ""))
+    words = ("perplexity", "ppl", "bits_per_byte", "token")
+    counted = len(tokens) > 0 and tokens.max() > 0
+    return bool(counted or any(word in names for word in words) or task in ("generation", "lm"))

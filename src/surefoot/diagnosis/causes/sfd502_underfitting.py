@@ -1,0 +1,75 @@
+"""SFD502: train and validation loss stall together, early and high."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from surefoot.core.finding import Certainty, Severity
+from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
+from surefoot.diagnosis.signals import Signals
+
+HIGH = 0.45
+"""Share of the first loss that is left at least."""
+STALLED = 0.035
+"""Share of the whole way that the second half brought at most."""
+
+
+class Underfitting(Cause):
+    """Train and validation loss stall together, early and high."""
+
+    info = CauseInfo(
+        code="SFD502",
+        slug="underfitting",
+        severity=Severity.WARNING,
+        certainty=Certainty.HEURISTIC,
+        title="Train and validation loss stall together, early and high.",
+        observes="Whether both stopped falling while the rate was still there, how far they had"
+        " come, and whether they are close. Quiet where the loss still falls, or the rate had"
+        " gone.",
+        why="The model is too small for the task, or held back (weight decay, dropout); more"
+        " updates bring nothing.",
+        fix="A larger model first; less weight decay and dropout; check that the inputs hold what"
+        " is asked for.",
+        source="https://www.deeplearningbook.org/contents/ml.html (5.2 capacity)",
+        needs=(
+            "loss",
+            "validation loss",
+        ),
+    )
+
+    def look(self, signals: Signals) -> Verdict | None:
+        loss, validation = signals.loss, signals.validation
+        if not signals.has_shape or len(validation) < 5 or signals.broke_at is not None:
+            return None
+        if signals.relative_drop < 0.01 or loss.end < HIGH * signals.initial:
+            return None
+        drop = signals.initial - loss.end
+        held = float(np.median(validation.part(0.4, 0.6)))
+        last = float(np.median(validation.values[-2:]))
+        stalled = (held - last) / max(drop, 1e-30)
+        train = (loss.level(0.45, 0.6) - loss.level(0.85, 1.0)) / max(drop, 1e-30)
+        gap = (last - loss.end) / max(drop, 1e-30)
+        rate = signals.rate
+        if len(rate) and float(np.median(rate.part(0.4, 0.7))) < 0.2 * float(rate.values.max()):
+            return None
+        if (
+            stalled > STALLED
+            or train > 2 * STALLED
+            or abs(gap) > 0.25
+            or signals.validation_jitter > 0.02
+        ):
+            return None
+        return Verdict(
+            f"Train and validation loss stall together: {loss.level(0.45, 0.6):.4g} and {held:.4g}"
+            f" at"
+            f" half of the run, {loss.end:.4g} and {last:.4g} at its end (first"
+            f" {signals.initial:.4g}).",
+            weight=0.66,
+            evidence={
+                "first_loss": signals.initial,
+                "train_at_half": loss.level(0.45, 0.6),
+                "train_at_end": loss.end,
+                "validation_at_half": held,
+                "validation_at_end": last,
+            },
+        )

@@ -1,0 +1,69 @@
+"""SFD503: the validation loss does not follow."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from surefoot.core.finding import Certainty, Severity
+from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
+from surefoot.diagnosis.signals import Signals
+
+FOLLOWED = 0.3
+"""Share of the train loss's way that the validation loss has gone at most."""
+
+
+class ValidationDiffers(Cause):
+    """The validation loss does not follow the train loss from the first evaluation on."""
+
+    info = CauseInfo(
+        code="SFD503",
+        slug="validation-differs",
+        severity=Severity.ERROR,
+        certainty=Certainty.STRONG,
+        title="The validation loss does not follow the train loss from the first evaluation on.",
+        observes="How much of the train loss's way the validation loss had gone when the train"
+        " loss had gone most of it. Quiet where it follows first and turns later: that is"
+        " overfitting.",
+        why="Both measure something else: other preprocessing, other labels, another vocabulary,"
+        " or BatchNorm statistics that do not fit.",
+        fix="Evaluate on a few training samples through the validation path: the loss must be that"
+        " of the training; then compare one sample of both, as the model gets it.",
+        source="https://arxiv.org/abs/1502.03167 (BatchNorm in evaluation),"
+        " https://karpathy.github.io/2019/04/25/recipe/",
+        needs=(
+            "loss",
+            "validation loss",
+        ),
+        explains=("overfitting",),
+    )
+
+    def look(self, signals: Signals) -> Verdict | None:
+        loss, validation = signals.loss, signals.validation
+        if not signals.has_shape or len(validation) < 3 or signals.relative_drop < 0.2:
+            return None
+        start, steps = signals.initial, validation.series.steps
+        way = start - loss.lowest
+        train = np.array([signals.train_around(step) for step in steps])
+        far = np.flatnonzero(start - train > 0.6 * way)
+        if not len(far):
+            return None
+        at = int(far[0])
+        followed = (start - float(validation.values[: at + 1].min())) / max(
+            start - float(train[at]), 1e-30
+        )
+        best = (start - float(validation.values.min())) / way
+        if followed > FOLLOWED or best > 2 * FOLLOWED:
+            return None
+        return Verdict(
+            f"At step {steps[at]:.0f} the train loss had come from {start:.4g} to {train[at]:.4g},"
+            f" {signals.validation_name}/loss is {validation.values[at]:.4g}; its best of all is"
+            f" {validation.values.min():.4g}.",
+            weight=0.9,
+            evidence={
+                "step": int(steps[at]),
+                "train_loss": float(train[at]),
+                "validation_loss": float(validation.values[at]),
+                "best_validation_loss": float(validation.values.min()),
+                "share_followed": followed,
+            },
+        )
