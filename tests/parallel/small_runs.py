@@ -24,7 +24,8 @@ from surefoot.tasks.task import Task
 
 NUM_SAMPLES, LENGTH, VOCABULARY = 37, 10, 24
 WINDOW = 12
-"""Micro-batches of one sample in a window over all ranks: an epoch ends with one alone."""
+"""Samples of a window over all ranks: an epoch of 37 ends with one alone."""
+ACCUMULATION = 3
 
 
 class UnevenTexts(torch.utils.data.Dataset[dict[str, Tensor]]):
@@ -97,12 +98,13 @@ class Recorder:
     def close(self) -> None: ...
 
 
-def settings_of(accumulation: int, micro_batch: int = 1, **sections: Any) -> dict[str, Any]:
+def settings_of(data_ranks: int = 1, **sections: Any) -> dict[str, Any]:
+    """The same windows for any number of data-parallel ranks."""
     return {
         "train": {
             "horizon": "20 steps",
-            "micro_batch": micro_batch,
-            "accumulation": accumulation,
+            "micro_batch": WINDOW // ACCUMULATION // data_ranks,
+            "accumulation": ACCUMULATION,
             "clip_norm": 0.5,
         },
         "device": "cpu",

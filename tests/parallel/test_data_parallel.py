@@ -10,14 +10,14 @@ import torch
 
 from parallel.checks import assert_alike
 from parallel.rank_pool import RankPool
-from parallel.small_runs import WINDOW, Seen, settings_of, train
+from parallel.small_runs import Seen, settings_of, train
 
 DOUBLE, SINGLE = torch.float64, torch.float32
 
 
 @cache
 def alone(kind: str, dtype: torch.dtype) -> Seen:
-    return train(kind, settings_of(WINDOW), dtype=dtype)
+    return train(kind, settings_of(), dtype=dtype)
 
 
 @pytest.mark.parametrize(("dtype", "rtol"), [(DOUBLE, 1e-10), (SINGLE, 1e-5)])
@@ -25,7 +25,7 @@ def alone(kind: str, dtype: torch.dtype) -> Seen:
 def test_replicas_train_as_one_process(
     ranks: RankPool, num_ranks: int, dtype: torch.dtype, rtol: float
 ) -> None:
-    settings = settings_of(WINDOW // num_ranks)
+    settings = settings_of(num_ranks)
     found = ranks.run(num_ranks, train, "gpt", settings, 20, dtype)
     assert_alike(found, alone("gpt", dtype), rtol)
 
@@ -35,8 +35,8 @@ def test_replicas_train_as_one_process(
 def test_metrics_are_those_of_one_process(
     ranks: RankPool, num_ranks: int, micro_batch: int
 ) -> None:
-    settings: dict[str, Any] = settings_of(1, evaluate={"micro_batch": micro_batch})
-    expected = train("gpt", settings_of(1), 0).metrics
+    settings: dict[str, Any] = settings_of(evaluate={"micro_batch": micro_batch})
+    expected = train("gpt", settings_of(), 0).metrics
     for seen in ranks.run(num_ranks, train, "gpt", settings, 0):
         assert seen.metrics == pytest.approx(expected, rel=1e-12)
     assert expected["samples"] == 37

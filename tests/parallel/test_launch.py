@@ -29,7 +29,8 @@ class Points(torch.utils.data.Dataset):
 
     def __getitem__(self, index):
         self.read += 1
-        time.sleep(self.seconds)
+        if self.read > 90:
+            time.sleep(self.seconds)
         if self.read > 90 and os.environ["RANK"] == "1":
             if self.fault == "raises":
                 raise ValueError("this sample is rotten")
@@ -80,12 +81,14 @@ def test_two_ranks_leave_one_folder_and_speak_once(here: Path) -> None:
     write_recipe(here)
     ended = run(here, *command("--nproc", "2", "--json", "answer.json"))
     assert ended.returncode == EXIT_DONE, ended.stderr
-    assert ended.stderr == ""
-    assert ended.stdout.count("finished at step 12: the horizon is reached\n") == 2  # Log and end.
+    told = ended.stdout + ended.stderr
+    assert told.count("finished at step 12: the horizon is reached\n") == 2  # Log and end.
+    assert told.count("save at step 12") == 1 and "Warning" not in told
     assert json.loads((here / "answer.json").read_text())["step"] == 12
     found = rows(here)
-    # 24 samples, 8 of both ranks an update.
-    assert [row["samples"] for row in found] == [8 * n for n in range(1, 13)]
+    # 22 samples an epoch (2 are held out), 8 of both ranks an update, the third one short.
+    assert [row["samples"] for row in found][:6] == [8, 16, 22, 30, 38, 44]
+    assert len(found) == 12
     (folder,) = (here / "runs").iterdir()
     manifest = json.loads((folder / "checkpoints" / "step-00000012" / "manifest.json").read_text())
     assert manifest["about"]["ranks"] == 2
@@ -150,8 +153,10 @@ def wait_for_rows(folder: Path, count: int) -> None:
 
 
 def test_ranks_end_with_their_launcher(here: Path) -> None:
-    write_recipe(here, seconds=0.3)
-    launched = subprocess.Popen(command("--nproc", "2"), cwd=here, stdout=subprocess.DEVNULL)
+    write_recipe(here, seconds=0.1)
+    launched = subprocess.Popen(
+        command("--nproc", "2"), cwd=here, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     wait_for_rows(here, 1)
     launched.kill()
     launched.wait()

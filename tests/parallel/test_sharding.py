@@ -10,14 +10,14 @@ import torch
 
 from parallel.checks import assert_alike
 from parallel.rank_pool import RankPool
-from parallel.small_runs import WINDOW, Seen, settings_of, train
+from parallel.small_runs import Seen, settings_of, train
 
 DOUBLE, SINGLE = torch.float64, torch.float32
 
 
 @cache
 def alone(dtype: torch.dtype, optimizer: str = "adamw") -> Seen:
-    return train("gpt", settings_of(WINDOW, **sections(optimizer)), dtype=dtype)
+    return train("gpt", settings_of(**sections(optimizer)), dtype=dtype)
 
 
 def sections(optimizer: str) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def sections(optimizer: str) -> dict[str, Any]:
 
 
 def sharded(parallel: dict[str, Any], num_ranks: int, optimizer: str = "adamw") -> dict[str, Any]:
-    return settings_of(WINDOW // num_ranks, parallel=parallel, **sections(optimizer))
+    return settings_of(num_ranks, parallel=parallel, **sections(optimizer))
 
 
 @pytest.mark.parametrize("shards", ["optimizer", "gradients", "parameters"])

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from surefoot.core.errors import RankError
+from surefoot.parallel.ranks import FIRST_FAILURE
 
-FIRST_FAILURE = "surefoot/first-failure"
 SIGNS_OF_A_LOST_RANK = (
     "Connection closed by peer",
     "Connection reset by peer",

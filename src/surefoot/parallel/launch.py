@@ -15,9 +15,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from inspect import signature
 from types import FrameType
-from typing import Any
 
 import psutil
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -27,8 +25,6 @@ from surefoot.core.errors import RankError
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 SHELL_CODE_OF_SIGNAL = 128
-SECONDS_TO_LEAVE = 10
-"""After a rank has failed the others have this long before they are killed."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +52,6 @@ def launch(arguments: Sequence[str], num_ranks: int) -> Launched:
         # Ranks share the cores of the machine.
         threads = max(1, (os.cpu_count() or 1) // num_ranks)
         os.environ["OMP_NUM_THREADS"] = str(threads)
-    options: dict[str, Any] = {}
-    if "shutdown_timeout" in signature(LaunchConfig).parameters:
-        options["shutdown_timeout"] = SECONDS_TO_LEAVE
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -69,7 +62,6 @@ def launch(arguments: Sequence[str], num_ranks: int) -> Launched:
         local_addr="127.0.0.1",
         max_restarts=0,
         monitor_interval=0.1,
-        **options,
     )
     return _Launch(config, list(arguments)).run()
 

@@ -20,6 +20,7 @@ from surefoot.parallel.data_parallel import Replicas
 from surefoot.parallel.fsdp import Shards
 from surefoot.parallel.mesh import ONE_RANK, Mesh, MeshSizes, resolve_sizes
 from surefoot.parallel.ranks import OneRank, Ranks, world_ranks
+from surefoot.parallel.tensor import TensorParallel, cut_layers
 
 
 class GradientSync(Protocol):
@@ -124,17 +125,22 @@ def lay_out(model: nn.Module, device: torch.device, wishes: Wishes, place: Place
     """
     section, mesh = wishes.section, place.mesh
     model.to(device)
-    if mesh is not None and mesh.sizes.shard > 1 and wishes.compile == "whole":
+    if set(place.sizes.used()) - {"replicate"} and wishes.compile == "whole":
         raise RequestError(
-            "train.compile is whole, and the parameters are sharded",
+            "train.compile is whole, and the parameters are spread over ranks",
             where="train.compile",
-            rule="a block is gathered before it runs, which a whole graph cannot see",
+            rule="what a block exchanges with other ranks lies between the blocks",
             remedy="use train.compile=blocks",
         )
+    if mesh is not None and mesh.sizes.tensor > 1:
+        cut_layers(model, mesh.submesh("tensor"), cut_sequence=section.cut_sequence)
     compile_model(model, wishes.compile)
     if mesh is None:
         return LaidOut(model, NoSync())
-    if mesh.sizes.shard > 1:
+    if mesh.sizes.tensor > 1 and mesh.sizes.data_parallel == 1:
+        return LaidOut(model, TensorParallel(model), is_sharded=True)
+    if mesh.sizes.shard > 1 or mesh.sizes.tensor > 1:
+        # Copies of a model whose layers are cut are shards of one rank each.
         shards = Shards.of(model, section, mesh, wishes.compute_dtype)
         return LaidOut(model, shards, is_sharded=True, cut=shards.cut)
     replicas = Replicas.of(model, mesh, device)

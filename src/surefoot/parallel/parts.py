@@ -36,7 +36,8 @@ def sharded_axes(tensor: Tensor) -> tuple[str, ...]:
         return ()
     names = tensor.device_mesh.mesh_dim_names or ()
     pairs = zip(names, tensor.placements, strict=True)
-    found = {name for name, placement in pairs if placement.is_shard()}
+    # Cut twice, a dim has a placement that torch does not call a shard.
+    found = {name for name, placement in pairs if not placement.is_replicate()}
     return tuple(axis for axis in AXES if axis in found)
 
 

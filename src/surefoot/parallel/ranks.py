@@ -16,6 +16,8 @@ import torch.distributed as dist
 
 from surefoot.core.errors import RankError
 
+FIRST_FAILURE = "surefoot/first-failure"
+"""Key of the store under which the first rank that fails leaves its number."""
 POLL_SECONDS = 0.002
 """First pause between two looks for a missing answer; it doubles up to `MAX_POLL_SECONDS`."""
 MAX_POLL_SECONDS = 0.1
@@ -111,6 +113,14 @@ class StoreRanks:
         pause = POLL_SECONDS
         keys = [self._key(self._count, rank) for rank in range(self.size)]
         while not self._store.check(keys):
+            if self._store.check([FIRST_FAILURE]):
+                rank = self._store.get(FIRST_FAILURE).decode()
+                raise RankError(
+                    f"rank {rank} has failed",
+                    where=f"{what}, seen by rank {self.rank}",
+                    rule="a run goes on with all of its ranks, or not at all",
+                    remedy="see what that rank says",
+                )
             if time.monotonic() > until:
                 missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
                 raise RankError(

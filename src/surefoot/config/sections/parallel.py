@@ -31,5 +31,7 @@ class ParallelSection(Section):
     gather: Literal["as-stored", "as-computed"] = "as-stored"
     """Sharded parameters travel as they are stored, or in the precision of the forward: half the
     traffic under bf16, and then norms run in bf16 too."""
+    cut_sequence: bool = False
+    """With `tensor`: norms see parts of the sequence (sequence parallel), which saves memory."""
     deadline: Duration = Seconds(600)
     """Longest wait for another rank."""

@@ -1,0 +1,111 @@
+"""How the layers of a model may be cut over ranks, as data: name pattern to style. Cuts nothing.
+
+A plan belongs to a family of models; it is chosen by the names of a model's parameters, so that a
+model of the same family in another library's class is known too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from fnmatch import fnmatchcase
+
+
+class TensorStyle(Enum):
+    """How one layer is cut along the tensor axis."""
+
+    VOCABULARY = "vocabulary"
+    """An embedding: each rank holds some of the rows."""
+    COLUMNS = "columns"
+    """A linear layer whose outputs are spread over the ranks."""
+    ROWS = "rows"
+    """A linear layer whose inputs are spread; the parts of its output are summed."""
+    LOGITS = "logits"
+    """The last linear layer: its outputs are spread, and gathered for the loss."""
+    WHOLE = "whole"
+    """A norm: every rank holds and computes all of it, or its part of the sequence."""
+    PER_HEAD = "per-head"
+    """A norm inside attention: every rank holds all of it and computes its own heads."""
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """The styles of a family's layers.
+
+    Args:
+        name: of the family.
+        styles: pattern of the layer's dotted name to its style; the first that matches counts.
+        attention: pattern of the modules whose first input is gathered where the sequence is cut.
+        feedforward: the same, for the part that follows.
+        attention_input: name of that input where the module is called by name.
+        sizes: what the tensor axis must divide, as names of the model's configuration.
+    """
+
+    name: str
+    styles: Mapping[str, TensorStyle]
+    attention: str
+    feedforward: str
+    attention_input: str
+    sizes: tuple[str, ...]
+
+    def style(self, layer: str) -> TensorStyle | None:
+        """The style of a layer; None where the plan does not know it."""
+        return next((s for p, s in self.styles.items() if fnmatchcase(layer, p)), None)
+
+    def unknown(self, layers: Iterable[str]) -> list[str]:
+        """Layers with parameters that the plan does not know."""
+        return [layer for layer in layers if self.style(layer) is None]
+
+
+GPT_PLAN = TensorPlan(
+    name="gpt",
+    styles={
+        "token_embedding": TensorStyle.VOCABULARY,
+        "position_embedding": TensorStyle.VOCABULARY,
+        "blocks.*.attention.query": TensorStyle.COLUMNS,
+        "blocks.*.attention.key": TensorStyle.COLUMNS,
+        "blocks.*.attention.value": TensorStyle.COLUMNS,
+        "blocks.*.attention.output": TensorStyle.ROWS,
+        "blocks.*.feedforward.input": TensorStyle.COLUMNS,
+        "blocks.*.feedforward.gate": TensorStyle.COLUMNS,
+        "blocks.*.feedforward.output": TensorStyle.ROWS,
+        "blocks.*_norm": TensorStyle.WHOLE,
+        "norm": TensorStyle.WHOLE,
+        "head": TensorStyle.LOGITS,
+    },
+    attention="blocks.*.attention",
+    feedforward="blocks.*.feedforward",
+    attention_input="hidden",
+    sizes=("num_heads", "num_kv_heads", "feedforward_dim", "vocabulary_size"),
+)
+
+LLAMA_PLAN = TensorPlan(
+    name="llama",
+    styles={
+        "model.embed_tokens": TensorStyle.VOCABULARY,
+        "model.layers.*.self_attn.q_norm": TensorStyle.PER_HEAD,
+        "model.layers.*.self_attn.k_norm": TensorStyle.PER_HEAD,
+        "model.layers.*.self_attn.[qkv]_proj": TensorStyle.COLUMNS,
+        "model.layers.*.self_attn.o_proj": TensorStyle.ROWS,
+        "model.layers.*.mlp.gate_proj": TensorStyle.COLUMNS,
+        "model.layers.*.mlp.up_proj": TensorStyle.COLUMNS,
+        "model.layers.*.mlp.down_proj": TensorStyle.ROWS,
+        "model.layers.*_layernorm": TensorStyle.WHOLE,
+        "model.norm": TensorStyle.WHOLE,
+        "lm_head": TensorStyle.LOGITS,
+    },
+    attention="model.layers.*.self_attn",
+    feedforward="model.layers.*.mlp",
+    attention_input="hidden_states",
+    sizes=("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size"),
+)
+"""Llama, Qwen 2 and 3 and Mistral, as transformers names their layers."""
+
+TENSOR_PLANS = (GPT_PLAN, LLAMA_PLAN)
+
+
+def plan_for(layers: Iterable[str]) -> TensorPlan | None:
+    """The plan that knows every one of these layers with parameters."""
+    named = list(layers)
+    return next((plan for plan in TENSOR_PLANS if not plan.unknown(named)), None)

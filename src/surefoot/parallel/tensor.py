@@ -1,0 +1,193 @@
+"""Cuts the layers of a model along the tensor axis, as its plan says, by torch's own styles.
+
+Every parameter becomes a DTensor of one mesh, so that an optimizer can step all of them together.
+The numbers are those of the whole model but for the order of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from surefoot.core.errors import RequestError
+from surefoot.core.plans import TensorPlan, TensorStyle, plan_for
+
+
+class HeldWhole(ParallelStyle):
+    """Every rank holds all of a layer; its inputs lie as `placement` says.
+
+    Args:
+        placement: `Replicate()` for the same input on every rank, `Shard(dim)` for parts of one.
+    """
+
+    def __init__(self, placement: Placement) -> None:
+        super().__init__()
+        self._placement = placement
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def spread(_: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
+            first, *rest = inputs
+            return (DTensor.from_local(first, mesh, [self._placement], run_check=False), *rest)
+
+        def gather(_: nn.Module, output: Any, mesh: DeviceMesh) -> Any:
+            return output.to_local()
+
+        # Without a rule of its own, a parameter is replicated.
+        return distribute_module(
+            module,
+            device_mesh,
+            input_fn=spread,
+            output_fn=gather,
+        )
+
+
+class TensorParallel:
+    """A model that is cut along the tensor axis and not sharded besides."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = tuple(model.parameters())
+
+    def micro_batch(self, is_last: bool) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def finish(self) -> None:
+        """Sums the gradients of what every rank holds whole and computes a part of."""
+        for parameter in self._parameters:
+            gradient = parameter.grad
+            if (
+                isinstance(gradient, DTensor)
+                and isinstance(parameter, DTensor)
+                and gradient.placements != parameter.placements
+            ):
+                parameter.grad = gradient.redistribute(placements=parameter.placements)
+
+
+def cut_layers(model: nn.Module, mesh: DeviceMesh, *, cut_sequence: bool) -> None:
+    """Cuts a model in place; names stay.
+
+    Args:
+        model: on its device.
+        mesh: of the tensor axis.
+        cut_sequence: norms see parts of the sequence (sequence parallel).
+
+    Raises:
+        RequestError: no plan knows the model, or the axis does not divide its sizes.
+    """
+    layers = dict(layers_of(model))
+    plan = plan_for(layers)
+    if plan is None:
+        raise RequestError(
+            f"no plan says how a {type(model).__name__} is cut along the tensor axis",
+            where="parallel.tensor",
+            rule="plans are known for our GPT and for transformers' Llama, Qwen and Mistral",
+            remedy="use parallel.shard, which cuts any model",
+        )
+    check_sizes(model, plan, mesh.size())
+    aliases = shared_parameters(model)
+    styles = {name: style_of(plan.style(name), cut_sequence) for name in layers}
+    if cut_sequence:
+        styles |= {name: gathered_input(plan, part) for name, part in gathering(model, plan)}
+    parallelize_module(model, mesh, styles)
+    for alias, name in aliases.items():
+        owner, _, attribute = alias.rpartition(".")
+        setattr(model.get_submodule(owner), attribute, model.get_parameter(name))
+
+
+def layers_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The layers that hold parameters of their own."""
+    for name, module in model.named_modules():
+        if any(True for _ in module.parameters(recurse=False)):
+            yield name, module
+
+
+def shared_parameters(model: nn.Module) -> dict[str, str]:
+    """Further names of tensors that have several (tied weights), with the first."""
+    first: dict[int, str] = {}
+    aliases = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        known = first.setdefault(id(parameter), name)
+        if known != name:
+            aliases[name] = known
+    return aliases
+
+
+def style_of(style: TensorStyle | None, cut_sequence: bool) -> ParallelStyle:
+    """The style of torch's that a plan's style stands for."""
+    between: Placement = Shard(1) if cut_sequence else Replicate()
+    match style:
+        case TensorStyle.VOCABULARY:
+            return RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
+        case TensorStyle.COLUMNS:
+            return ColwiseParallel()
+        case TensorStyle.ROWS:
+            return RowwiseParallel(output_layouts=between)
+        case TensorStyle.LOGITS:
+            return ColwiseParallel(input_layouts=between, output_layouts=Replicate())
+        case TensorStyle.PER_HEAD:
+            return HeldWhole(Shard(2))
+        case _:
+            if cut_sequence:
+                return SequenceParallel(use_local_output=True)
+            return HeldWhole(Replicate())
+
+
+def gathering(model: nn.Module, plan: TensorPlan) -> Iterator[tuple[str, str]]:
+    """Modules that need the whole sequence, with the name of their input; "" for the first."""
+    for name, module in model.named_modules():
+        if any(True for _ in module.parameters(recurse=False)):
+            continue
+        if fnmatchcase(name, plan.attention) and name.count(".") == plan.attention.count("."):
+            yield name, plan.attention_input
+        elif fnmatchcase(name, plan.feedforward) and name.count(".") == plan.feedforward.count("."):
+            yield name, ""
+
+
+def gathered_input(plan: TensorPlan, name: str) -> ParallelStyle:
+    """Gathers the sequence of a module's first input, or of the one that is passed by name."""
+    if name and plan.name != "gpt":
+        return PrepareModuleInput(
+            input_kwarg_layouts={name: Shard(1)},
+            desired_input_kwarg_layouts={name: Replicate()},
+        )
+    more = (None, None) if name else ()
+    return PrepareModuleInput(
+        input_layouts=(Shard(1), *more), desired_input_layouts=(Replicate(), *more)
+    )
+
+
+def check_sizes(model: nn.Module, plan: TensorPlan, num_ranks: int) -> None:
+    """Refuses an axis that does not divide heads, width or vocabulary.
+
+    Raises:
+        RequestError: with the numbers and the nearest axis that does.
+    """
+    config: Any = getattr(model, "config", None)
+    sizes = {name: getattr(config, name) for name in plan.sizes if hasattr(config, name)}
+    broken = [f"{name} = {size}" for name, size in sizes.items() if size % num_ranks]
+    if broken:
+        fits = [
+            n
+            for n in range(1, max(sizes.values()) + 1)
+            if all(size % n == 0 for size in sizes.values())
+        ]
+        nearest = min(fits, key=lambda n: (abs(n - num_ranks), n))
+        raise RequestError(
+            f"parallel.tensor = {num_ranks} does not divide {', '.join(broken)}",
+            where="parallel.tensor",
+            rule="each rank has as many heads, hidden units and words as the others",
+            remedy=f"use parallel.tensor={nearest}",
+        )
