@@ -22,6 +22,7 @@ from surefoot.observe.run_folder import (
     METRICS_NAME,
     RECORD_NAME,
 )
+from surefoot.observe.stretches import stretches_of
 
 
 class RunStatus(StrEnum):
@@ -111,7 +112,7 @@ def summarise_run(path: Path) -> RunSummary:
     last_seen = number(row["time"]) if row else None
     if running:
         last_seen = datetime.now().timestamp()
-    began = [event.time for event in events if event.kind in BEGINNINGS]
+    stretches = stretches_of(events, last_seen)
     messages = problems or [event.message for event in events[-1:]]
     return RunSummary(
         path=path,
@@ -120,8 +121,8 @@ def summarise_run(path: Path) -> RunSummary:
         step=int(number(row["step"])) if row else None,
         loss=number(row["loss"]) if row else None,
         best=best,
-        started=datetime.fromtimestamp(began[0]) if began else None,
-        duration_seconds=_duration_seconds(events, last_seen),
+        started=datetime.fromtimestamp(stretches[0].began) if stretches else None,
+        duration_seconds=sum(s.seconds for s in stretches) if stretches else None,
         note=messages[0] if messages else "",
     )
 
@@ -171,18 +172,3 @@ def _status(events: Sequence[Event], running: bool) -> RunStatus:
         if event.kind in BEGINNINGS:
             break
     return RunStatus.KILLED
-
-
-def _duration_seconds(events: Sequence[Event], last_seen: float | None) -> float | None:
-    total = 0.0
-    began: float | None = None
-    seen = 0.0
-    for event in events:
-        if event.kind in BEGINNINGS:
-            total += seen - began if began is not None else 0.0
-            began = seen = event.time
-        elif event.kind != EventKind.UNREADABLE:
-            seen = max(seen, event.time)
-    if began is None:
-        return None
-    return total + max(seen, last_seen or 0.0) - began
