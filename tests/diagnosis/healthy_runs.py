@@ -1,4 +1,4 @@
-"""Runs with nothing wrong: other models, optimizers, schedules, lengths and noise. Knows no rule."""
+"""Runs with nothing wrong: models, optimizers, schedules, lengths and noise. It knows no rule."""
 
 from __future__ import annotations
 

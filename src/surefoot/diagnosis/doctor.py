@@ -64,9 +64,7 @@ def examine(recording: Recording) -> Diagnosis:
         if not missing and (verdict := cause().look(signals)) is not None:
             found.append((cause, verdict))
     found.sort(key=lambda pair: -pair[1].weight)
-    explained = {slug for cause, _ in found for slug in cause.info.explains}
-    # Where two explain each other, the likelier one stands.
-    explained -= {found[0][0].info.slug} if found else set()
+    explained = _explained(found)
     recorded = [*recording.columns, *recording.evaluations]
     return Diagnosis(
         source=recording.source,
@@ -79,6 +77,18 @@ def examine(recording: Recording) -> Diagnosis:
         consequences=_findings(found, explained, recording, inside=True),
         untold=tuple(Untold(name, tuple(slugs)) for name, slugs in sorted(untold.items())),
     )
+
+
+def _explained(found: Sequence[tuple[type[Cause], Verdict]]) -> set[str]:
+    """Slugs of what another finding explains; of two that explain each other, the less likely."""
+    explained: set[str] = set()
+    for cause, verdict in found:
+        for other, its_verdict in found:
+            names = other.info.slug in cause.info.explains
+            mutual = cause.info.slug in other.info.explains
+            if names and not (mutual and its_verdict.weight >= verdict.weight):
+                explained.add(other.info.slug)
+    return explained
 
 
 def _findings(

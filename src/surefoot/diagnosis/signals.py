@@ -51,10 +51,12 @@ class Signals:
 
     @cached_property
     def initial(self) -> float:
-        """The loss before anything was learnt: the first value, where the log begins there."""
-        series = self.loss.series
-        early = len(series) > 0 and series.steps[0] <= 1
-        return float(series.values[0]) if early else self.loss.start
+        """The loss before anything was learnt: the level of the first rows; where that is far from
+        the very first value, the value."""
+        series, start = self.loss.series, self.loss.start
+        first = float(series.values[0])
+        jumped = series.steps[0] <= 1 and abs(first - start) > 0.2 * abs(first)
+        return first if jumped else start
 
     @cached_property
     def relative_drop(self) -> float:
@@ -110,23 +112,24 @@ class Signals:
     @cached_property
     def growth_before_break(self) -> float:
         """By how much loss or gradient norm had grown just before the first row that is not
-        finite: the largest of its last three values over the median of the ones before."""
+        finite: the largest of its last three values over the median of the ones before. A norm
+        varies more than a loss, and counts for a third."""
         if self.broke_at is None:
             return 1.0
         return max(
             _growth(self.before_row("loss", self.broke_at)),
-            _growth(self.before_row("grad_norm", self.broke_at)),
+            _growth(self.before_row("grad_norm", self.broke_at)) / 3,
         )
 
     # -- rate and weights ----------------------------------------------------------------------
 
     @cached_property
     def starts_at_full_rate(self) -> bool | None:
-        """Whether the first update has at least half of the highest rate of the first tenth."""
+        """Whether the first update has at least half of the highest rate of the first rows."""
         rate = self.rate
         if len(rate) < 2:
             return None
-        return bool(rate.values[0] >= 0.5 * rate.part(0, 0.1).max())
+        return bool(rate.values[0] >= 0.5 * rate.values[: max(20, len(rate) // 10)].max())
 
     @cached_property
     def rate_is_kept(self) -> bool | None:
@@ -172,12 +175,13 @@ class Signals:
 
     @cached_property
     def validation_jitter(self) -> float:
-        """How much neighbouring evaluations of the second half bend, over their level."""
+        """How much neighbouring evaluations of the later part bend, as a share of all that the
+        loss came down. The same samples each time: it is the weights that bounce."""
         values = self.validation.part(0.4, 1) if len(self.validation) else np.empty(0)
         if len(values) < 4:
             return 0.0
         bends = values[1:-1] - (values[:-2] + values[2:]) / 2
-        return float(np.median(np.abs(bends))) / max(abs(float(np.median(values))), 1e-30)
+        return float(np.median(np.abs(bends))) / max(abs(self.initial - self.loss.end), 1e-30)
 
     def train_around(self, step: float, rows: int = 0) -> float:
         """Level of the train loss at a step: the median of the rows just before it."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
-from surefoot.diagnosis.signals import Signals
+from surefoot.diagnosis.signals import FLAT, Signals
 
 ABOVE = 0.03
 """Share of the first loss by which the last one is above it at least."""
+STEADY = 0.01
+"""Noise over level of a loss that does not bounce."""
 LONG = 0.2
 """Share of the run that the loss stood above its start at least."""
 
@@ -31,6 +33,7 @@ class RateTooHigh(Cause):
         source="https://arxiv.org/abs/2103.00065 (edge of stability: step size against curvature)",
         needs=("loss",),
         explains=(
+            "bad-batch",
             "rate-too-high-late",
             "exploding-gradients",
             "validation-differs",
@@ -62,11 +65,13 @@ class RateTooHigh(Cause):
                 f"The loss began at {initial:.4g}, rose to {highest:.4g} around step {step} and"
                 f" ends"
                 f" at {loss.end:.4g}; it stood above its start for {above:.0%} of the run.",
-                weight=0.8,
+                weight=0.9,
                 evidence=evidence,
             )
         grown = signals.weight_growth is not None and signals.weight_growth > 3
-        if rose > margin or (rose > -0.02 * abs(initial) and grown):
+        if loss.noise < STEADY * abs(loss.end):
+            return None
+        if rose > margin or (rose > -FLAT * abs(initial) and grown):
             return Verdict(
                 f"The loss bounces around {loss.end:.4g}, no lower than where it began"
                 f" ({initial:.4g}), with a noise of {loss.noise:.2g} and no trend"

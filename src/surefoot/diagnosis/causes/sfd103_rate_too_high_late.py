@@ -8,6 +8,9 @@ from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
 from surefoot.diagnosis.signals import Signals
 
+BOUNCE = 0.03
+"""Share of all that the loss came down by which neighbouring evaluations bend."""
+
 
 class RateTooHighLate(Cause):
     """The rate that suited the beginning is too high for the rest: the loss stalls on a noisy"
@@ -50,13 +53,14 @@ class RateTooHighLate(Cause):
         half = (loss.level(0.3, 0.5) - loss.level(0.8, 1.0)) / drop
         growth, jitter = signals.weight_growth, signals.validation_jitter
         far = growth is not None and growth > 4
-        bouncing = jitter > 0.02
-        if stalled > 0.1 or half > 0.3 or not (far or bouncing):
+        bouncing = jitter > BOUNCE
+        most = 0.2 if far else 0.1
+        if stalled > most or half > 1.5 * most + 0.05 or not (far or bouncing):
             return None
         rate = float(np.median(signals.rate.part(0.9, 1)))
         signs = [f"the weights have run to {growth:.3g} times their norm"] if far else []
         if bouncing:
-            signs.append(f"evaluations bounce by {jitter:.1%} of their level")
+            signs.append(f"evaluations bounce by {jitter:.1%} of all that was gained")
         return Verdict(
             f"The loss fell from {signals.initial:.4g} to {loss.level(0.55, 0.75):.4g} and stalls"
             f" there (last {loss.end:.4g}, noise {loss.noise:.2g}) while the rate stays at"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
 from surefoot.diagnosis.curve import straightness
@@ -62,6 +64,14 @@ class RateTooLow(Cause):
                 weight=0.85,
                 evidence=evidence,
             )
+        if signals.is_flat and _falls_straight(signals):
+            return Verdict(
+                f"The loss went from {signals.initial:.4g} to {loss.end:.4g} in"
+                f" {signals.recording.last_step} updates, and {signals.validation_name}/loss fell"
+                f" by {np.ptp(signals.validation.values):.3g} in a straight line.",
+                weight=0.8,
+                evidence=evidence,
+            )
         line = straightness(loss.smooth)
         first = loss.level(0.1, 0.2) - loss.level(0.45, 0.55)
         second = loss.level(0.45, 0.55) - loss.level(0.9, 1.0)
@@ -76,3 +86,14 @@ class RateTooLow(Cause):
                 evidence={**evidence, "straightness": line},
             )
         return None
+
+
+def _falls_straight(signals: Signals) -> bool:
+    """Whether the validation loss, which has no noise of batches, falls as much late as early."""
+    values = signals.validation.values
+    if len(values) < 5:
+        return False
+    half = len(values) // 2
+    first, second = float(values[0] - values[half]), float(values[half] - values[-1])
+    far = float(values[0] - values[-1]) > 0.005 * abs(float(values[0]))
+    return far and straightness(values) < -0.95 and second > 0.25 * first > 0

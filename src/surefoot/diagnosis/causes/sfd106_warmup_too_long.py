@@ -34,7 +34,7 @@ class WarmupTooLong(Cause):
 
     def look(self, signals: Signals) -> Verdict | None:
         rate = signals.rate
-        if len(rate) < 10:
+        if len(rate) < 10 or signals.broke_at is not None:
             return None
         values = rate.values
         peak = float(values.max())

@@ -34,7 +34,14 @@ class ExplodingGradients(Cause):
             "loss",
             "grad_norm",
         ),
-        explains=("bad-batch",),
+        explains=(
+            "bad-batch",
+            "labels-unrelated",
+            "rate-too-low",
+            "underfitting",
+            "validation-differs",
+            "vanishing-gradients",
+        ),
     )
 
     def look(self, signals: Signals) -> Verdict | None:
@@ -51,7 +58,7 @@ class ExplodingGradients(Cause):
                 f" times"
                 f" the usual ({usual:.3g}); the worst is {gradient.values[worst]:.3g} at step"
                 f" {gradient.step(worst)}.",
-                weight=0.75,
+                weight=0.87,
                 evidence={
                     "spikes": len(found),
                     "median_grad_norm": usual,

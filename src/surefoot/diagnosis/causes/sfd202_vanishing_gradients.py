@@ -10,6 +10,8 @@ from surefoot.diagnosis.signals import Signals
 
 FALLEN = 0.03
 """Share of its highest level to which a norm that vanishes has fallen."""
+LOST = 0.2
+"""The same, where all that was learnt is lost again."""
 TINY = 0.05
 """Gradient norm times weight norm over the loss: moving every weight by all of its size would
 change the loss by so small a share."""
@@ -39,7 +41,6 @@ class VanishingGradients(Cause):
             "labels-unrelated",
             "rate-too-low",
             "underfitting",
-            "rate-too-high",
             "rate-too-high-late",
         ),
     )
@@ -54,7 +55,7 @@ class VanishingGradients(Cause):
         highest = float(gradient.smooth.max())
         sensitivity = signals.sensitivity
         still = loss.level(0.6, 0.8) - loss.end < 0.02 * abs(signals.initial)
-        high = loss.end > 0.5 * signals.initial
+        high = 0.5 * signals.initial < loss.end < 1.1 * signals.initial
         if not (still and high):
             return None
         evidence = {
@@ -65,7 +66,10 @@ class VanishingGradients(Cause):
         }
         fell = late < FALLEN * highest
         tiny = sensitivity < TINY if sensitivity is not None else late < TINY / 10 * abs(loss.end)
-        if (fell and late > 0) or (late == 0.0 and highest > 0):
+        learnt = loss.lowest < 0.85 * signals.initial and loss.end > 0.93 * signals.initial
+        if learnt and loss.noise < 0.01 * loss.end:
+            fell = late < LOST * highest
+        if fell or late == 0.0:
             return Verdict(
                 f"The gradient norm fell from {highest:.3g} to {late:.3g} while the loss stays at"
                 f" {loss.end:.4g} (first {signals.initial:.4g}).",

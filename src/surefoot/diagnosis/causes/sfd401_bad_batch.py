@@ -6,6 +6,7 @@ import numpy as np
 
 from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
+from surefoot.diagnosis.curve import spread
 from surefoot.diagnosis.signals import Signals
 
 SIGMAS = 8.0
@@ -65,11 +66,15 @@ def _single(signals: Signals) -> list[int]:
     loss = signals.loss
     descent = max(loss.start - loss.lowest, 0.05 * abs(loss.start))
     need = max(SIGMAS * loss.noise, DESCENT * descent)
-    high = np.flatnonzero(loss.values - loss.smooth > need)
+    left = loss.values - loss.smooth
+    high = np.flatnonzero(left > need)
     gradient = signals.recording["grad_norm"]
     found = []
     for position in high.tolist():
         if position < max(8, len(loss) // 20):
+            continue
+        around = np.delete(left, position)[max(0, position - 15) : position + 15]
+        if left[position] < SIGMAS * spread(around) or left[position] < 2.5 * around.max():
             continue
         row = int(loss.series.rows[position])
         before = gradient.finite.values[gradient.finite.rows < row][-31:]

@@ -38,6 +38,8 @@ class LabelsUnrelated(Cause):
             return None
         if motion is None and total is not None and total < 0.02:
             return None
+        if signals.weight_growth is not None and signals.weight_growth > 3:
+            return None
         if loss.end > signals.initial + max(0.02 * abs(signals.initial), 3 * loss.standard_error()):
             return None
         validation = signals.validation

@@ -41,9 +41,9 @@ class TargetLeaks(Cause):
         ends = [loss.end] + ([float(validation.values[-1])] if len(validation) else [])
         if max(ends) > LITTLE * signals.initial:
             return None
-        if not len(validation) and signals.recording.has("epoch"):
-            if float(np.nanmax(signals.recording["epoch"].values)) > 2:
-                return None
+        epochs = signals.recording["epoch"].finite.values
+        if not len(validation) and len(epochs) and epochs.max() > 2:
+            return None  # What was seen often may be known by heart.
         below = np.flatnonzero(loss.smooth < LITTLE * signals.initial)
         step = loss.step(int(below[0])) if len(below) else loss.step(-1)
         both = f" and {signals.validation_name}/loss {ends[-1]:.3g}" if len(validation) else ""

@@ -40,11 +40,11 @@ class Overfitting(Cause):
         values = validation.values
         best_at = int(values.argmin())
         after = values[best_at + 1 :]
-        if len(after) < 2 or best_at == 0:
+        if len(after) < 2:
             return None
         best = float(values[best_at])
         last = float(sum(values[-2:]) / 2)
-        gained = float(values[0]) - best
+        gained = max(float(values[0]), signals.initial) - best
         jitter = _jitter(validation)
         if gained <= 0 or last - best < max(RISE * gained, 4 * jitter):
             return None

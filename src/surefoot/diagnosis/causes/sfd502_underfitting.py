@@ -8,9 +8,9 @@ from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
 from surefoot.diagnosis.signals import Signals
 
-HIGH = 0.45
+HIGH = 0.5
 """Share of the first loss that is left at least."""
-STALLED = 0.035
+STALLED = 0.04
 """Share of the whole way that the second half brought at most."""
 
 
@@ -56,7 +56,7 @@ class Underfitting(Cause):
             stalled > STALLED
             or train > 2 * STALLED
             or abs(gap) > 0.25
-            or signals.validation_jitter > 0.02
+            or signals.validation_jitter > 0.01
         ):
             return None
         return Verdict(

@@ -34,7 +34,7 @@ class ValidationDiffers(Cause):
             "loss",
             "validation loss",
         ),
-        explains=("overfitting",),
+        explains=(),
     )
 
     def look(self, signals: Signals) -> Verdict | None:
@@ -58,7 +58,8 @@ class ValidationDiffers(Cause):
             f"At step {steps[at]:.0f} the train loss had come from {start:.4g} to {train[at]:.4g},"
             f" {signals.validation_name}/loss is {validation.values[at]:.4g}; its best of all is"
             f" {validation.values.min():.4g}.",
-            weight=0.9,
+            # Who has seen the samples often may know them by heart: then it can be overfitting.
+            weight=0.9 if _epochs_until(signals, float(steps[at])) <= 3 else 0.55,
             evidence={
                 "step": int(steps[at]),
                 "train_loss": float(train[at]),
@@ -67,3 +68,10 @@ class ValidationDiffers(Cause):
                 "share_followed": followed,
             },
         )
+
+
+def _epochs_until(signals: Signals, step: float) -> float:
+    """Epochs that had passed at a step; 0 where they were not recorded."""
+    epochs = signals.recording["epoch"].finite
+    before = epochs.values[epochs.steps <= step]
+    return float(before[-1] - epochs.values[0]) if len(before) else 0.0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
 from surefoot.diagnosis.signals import Signals
@@ -51,12 +53,12 @@ def _below_zero(signals: Signals) -> Verdict | None:
     if loss.end >= 0:
         return None
     evidence = {"first_loss": signals.initial, "last_loss": loss.end}
-    first = loss.level(0.1, 0.2) - loss.level(0.45, 0.55)
-    second = loss.level(0.45, 0.55) - loss.level(0.9, 1.0)
-    if second > 0.8 * first > 0 and loss.end < -0.5 * abs(signals.initial):
+    first, second = _progress_per_rate(signals)
+    if loss.end < -1 and second > 0.5 * first > 0:
         return Verdict(
-            f"The loss goes below zero and on, from {signals.initial:.4g} to {loss.end:.4g}; its"
-            f" second half brought more than its first: nothing stops it.",
+            f"The loss goes below zero and on, from {signals.initial:.4g} to {loss.end:.4g}; for"
+            f" the rate that there was, it fell by {first:.3g} and then by {second:.3g} in equal"
+            " parts of the run: nothing stops it.",
             weight=0.95,
             evidence=evidence,
         )
@@ -68,6 +70,21 @@ def _below_zero(signals: Signals) -> Verdict | None:
             evidence=evidence,
         )
     return None
+
+
+def _progress_per_rate(signals: Signals) -> tuple[float, float]:
+    """How far the loss fell over two parts of the run in which the rates sum up to the same.
+
+    The first twentieth is left out: some of it is the end of random weights.
+    """
+    loss, rate = signals.loss, signals.rate
+    begin = len(loss) // 20
+    middle = (begin + len(loss)) // 2
+    if len(rate) == len(loss):
+        total = np.cumsum(rate.values)
+        middle = int(np.searchsorted(total, (total[begin] + total[-1]) / 2))
+    at = [float(loss.smooth[min(place, len(loss) - 1)]) for place in (begin, middle, len(loss) - 1)]
+    return at[0] - at[1], at[1] - at[2]
 
 
 def _after_softmax(signals: Signals) -> Verdict | None:
@@ -92,7 +109,10 @@ def _after_softmax(signals: Signals) -> Verdict | None:
         # After a softmax the loss is about log(e + C - 1) minus the probability of the label.
         expected = math.log(math.e + classes - 1) - accuracy
         last = float(signals.validation.values[-1])
-        if accuracy < 2 / classes or abs(last - expected) > 0.15:
+        # What an honest model of this accuracy has at most, its errors spread over the others.
+        wrong = max(1 - accuracy, 1e-9)
+        honest = -accuracy * math.log(max(accuracy, 1e-9)) - wrong * math.log(wrong / (classes - 1))
+        if last < 1.2 * honest or abs(last - expected) > 0.15:
             return None
         return Verdict(
             f"With an accuracy of {accuracy:.0%} the loss is still {last:.4g}, of"
