@@ -46,7 +46,7 @@ class Pictures(torch.utils.data.Dataset[tuple[Tensor, int]]):
     """Points of three kinds."""
 
     def __len__(self) -> int:
-        return NUM_SAMPLES
+        return NUM_SAMPLES - 1
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         generator = torch.Generator().manual_seed(index)

@@ -41,21 +41,32 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def untouched_statistics(model: nn.Module) -> Iterator[None]:
-    """Inside, no BatchNorm of `model` takes its batch into its running statistics."""
-    tracking = [
+    """Inside, no BatchNorm of `model` takes its batch into its running statistics.
+
+    It normalises by them, as in an evaluation, so that a batch of one sample is no error. One that
+    meets other ranks in its forward goes on meeting them.
+    """
+    meeting = [m for m in model.modules() if isinstance(m, nn.SyncBatchNorm)]
+    alone = [
         module
         for module in model.modules()
-        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
+        if isinstance(module, nn.modules.batchnorm._NormBase)
+        and module.track_running_stats
+        and module.training
+        and not isinstance(module, nn.SyncBatchNorm)
     ]
+    tracking = [module for module in meeting if module.track_running_stats]
     for module in tracking:
-        # In train mode torch then normalises by the batch and leaves the running values; in eval
-        # mode the values are used as before.
         module.track_running_stats = False
+    for module in alone:
+        module.training = False
     try:
         yield
     finally:
         for module in tracking:
             module.track_running_stats = True
+        for module in alone:
+            module.training = True
 
 
 @dataclass(frozen=True, slots=True)
