@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -18,6 +18,7 @@ from surefoot.core.reports import StepReport
 from surefoot.data.order import Cursor
 from surefoot.data.sources.datasets import as_source
 from surefoot.models.gpt import GPT, GPTConfig
+from surefoot.state.checkpoint import newest_whole, write_checkpoint
 from surefoot.tasks.classification import ClassificationTask
 from surefoot.tasks.generation import GenerationTask
 from surefoot.tasks.task import Task
@@ -169,8 +170,12 @@ def train(
         (report,) = assembly.evaluator.run(num_updates)
         metrics = {**report.metrics, "samples": report.samples, "weight": report.weight}
     assembly.close()
-    reports = recorder.reports
-    state = trainable.state.model.state_dict()
+    return seen_of(recorder.reports, trainable.state.model, metrics)
+
+
+def seen_of(reports: list[StepReport], model: nn.Module, metrics: dict[str, float]) -> Seen:
+    """What an observer has seen, and the weights as one process would hold them."""
+    state = model.state_dict()
     return Seen(
         [r.loss for r in reports],
         [r.grad_norm for r in reports],
@@ -181,5 +186,24 @@ def train(
     )
 
 
-def num_ranks() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1
+def train_on(
+    settings: Mapping[str, Any], folder: str, until: int, *, resume: bool, **model: Any
+) -> Seen:
+    """Trains a GPT up to an update and saves; with `resume` from the newest checkpoint there."""
+    assembly = assembled("gpt", settings, **model)
+    trainable = assembly.trainable
+    recorder = Recorder()
+    trainable.log.observers = (recorder,)
+    ranks = assembly.place.ranks
+    if resume:
+        _, _, snapshot, refused = newest_whole(Path(folder), ranks)
+        assert not refused
+        trainable.state.restore(snapshot)
+    progress = trainable.state.progress
+    with closing(assembly.open_windows(progress.cursor)) as windows:  # type: ignore[type-var]
+        while trainable.log.settle() < until:
+            trainable.update(next(windows))
+    write_checkpoint(Path(folder), until, trainable.state.capture(metrics=0), {}, ranks=ranks)
+    (report,) = assembly.evaluator.run(until)
+    assembly.close()
+    return seen_of(recorder.reports, trainable.state.model, dict(report.metrics))
