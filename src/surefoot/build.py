@@ -66,6 +66,7 @@ def run_recipe(
     if resume is None:
         prepared, assembly = build_run(recipe)
         refuse_different_runs(resolved, prepared, assembly)
+        _show_mesh(assembly, console)
         if dry_run:
             return try_once(assembly)
         needed = needed_bytes(assembly)
@@ -79,6 +80,7 @@ def run_recipe(
         changes = accept_differences(before, resolved, accept_changes)
         prepared, assembly = build_run(recipe, resuming=True)
         refuse_different_runs(resolved, prepared, assembly)
+        _show_mesh(assembly, console)
         needed = needed_bytes(assembly, resuming=True)
         run = resume
         folder = take_folder(assembly.place.ranks, lambda: RunFolder.open(run, needed_bytes=needed))
@@ -89,6 +91,17 @@ def run_recipe(
             if console is not None:
                 console.print(line, markup=False, highlight=False)
     return result
+
+
+def _show_mesh(assembly: Assembly, console: Console | None) -> None:
+    """How the ranks are used, with what each axis costs; nothing for one rank."""
+    place = assembly.place
+    if console is None or place.mesh is None:
+        return
+    data = place.num_data_ranks
+    console.print(f"{place.ranks.size} ranks, {data} of them with data of their own:")
+    for axis, size, costs in place.sizes.table():
+        console.print(f"  {axis:<10} {size:>4}   {costs}", markup=False, highlight=False)
 
 
 def build_run(recipe: Recipe, *, resuming: bool = False) -> tuple[Prepared, Assembly]:

@@ -192,6 +192,7 @@ def make_record(name: str, prepared: Prepared, assembly: Assembly) -> RunRecord:
         data={"fingerprints": prepared.fingerprints(), **prepared.facts},
         extra={
             "device": str(trainable.device),
+            "mesh": {axis: size for axis, size, _ in assembly.place.sizes.table()},
             "precision": {"name": trainable.precision.name, "reason": trainable.precision.reason},
             "optimizer_kernel": trainable.optimizer.kernel,
             "skips": trainable.optimizer.skips.value,

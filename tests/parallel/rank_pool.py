@@ -32,9 +32,13 @@ class CaseFailed(AssertionError):
         self.error = error
 
 
-def play(connection: Connection) -> None:
+def play(connection: Connection, gpu: int | None) -> None:
     """One process: takes a case, joins its group, runs it, answers."""
     torch.set_num_threads(1)
+    backend = "gloo"
+    if gpu is not None:
+        torch.cuda.set_device(gpu)
+        backend = "cpu:gloo,cuda:nccl"
     while True:
         told = connection.recv()
         if told is None:
@@ -43,7 +47,7 @@ def play(connection: Connection) -> None:
         try:
             store = dist.FileStore(path, size)
             limit = timedelta(seconds=COLLECTIVE_SECONDS)
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
             try:
                 answer: Any = ("done", function(*arguments))
             finally:
@@ -58,17 +62,18 @@ def _portable(error: BaseException) -> BaseException:
 
 
 class RankPool:
-    """Up to `size` ranks on this machine."""
+    """Up to `size` ranks on this machine, each with a GPU of its own where `on_gpus`."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, on_gpus: bool = False) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["surefoot.assembly", "torch.distributed.fsdp"])
         self._folder = tempfile.TemporaryDirectory()
         self._cases = 0
         self._ends, self._processes = [], []
-        for _ in range(size):
+        for rank in range(size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=play, args=(theirs,), daemon=True)
+            gpu = rank if on_gpus else None
+            process = context.Process(target=play, args=(theirs, gpu), daemon=True)
             process.start()
             self._ends.append(ours)
             self._processes.append(process)

@@ -46,25 +46,24 @@ def untouched_statistics(model: nn.Module) -> Iterator[None]:
     It normalises by them, as in an evaluation, so that a batch of one sample is no error. One that
     meets other ranks in its forward goes on meeting them.
     """
-    meeting = [m for m in model.modules() if isinstance(m, nn.SyncBatchNorm)]
-    alone = [
+    tracking = [
         module
         for module in model.modules()
         if isinstance(module, nn.modules.batchnorm._NormBase)
         and module.track_running_stats
         and module.training
-        and not isinstance(module, nn.SyncBatchNorm)
     ]
-    tracking = [module for module in meeting if module.track_running_stats]
-    for module in tracking:
-        module.track_running_stats = False
+    meeting = [module for module in tracking if isinstance(module, nn.SyncBatchNorm)]
+    alone = [module for module in tracking if not isinstance(module, nn.SyncBatchNorm)]
+    for sync in meeting:
+        sync.track_running_stats = False
     for module in alone:
         module.training = False
     try:
         yield
     finally:
-        for module in tracking:
-            module.track_running_stats = True
+        for sync in meeting:
+            sync.track_running_stats = True
         for module in alone:
             module.training = True
 
