@@ -60,16 +60,20 @@ def warmup_too_long(setup: Setup, variant: int) -> None:
 class Outburst(nn.Module):
     """A gate that is an exponential, without normalisation: single samples shoot up."""
 
-    def __init__(self, gain: float, most: float) -> None:
+    def __init__(self, gain: float) -> None:
         super().__init__()
-        self.gain, self.most = gain, most
+        self.gain = gain
         self.inner, self.gate = nn.Linear(48, 48), nn.Linear(48, 1)
         nn.init.normal_(self.gate.weight, std=1.0)
 
     def forward(self, inputs: Tensor) -> Tensor:
         gate = self.gate(inputs)
-        sigma = gate.detach().std()
-        return self.inner(inputs) * torch.exp((self.gain * gate / sigma).clamp(max=self.most))
+        if gate.dim() == 3:
+            # One gate for a sequence, of about unit variance.
+            gate = gate.mean(1, keepdim=True) * gate.shape[1] ** 0.5 / 48**0.5
+        else:
+            gate = gate / gate.detach().std()
+        return self.inner(inputs) * torch.exp((self.gain * gate).clamp(max=9.0))
 
 
 def _small_convolution() -> nn.Module:
@@ -107,14 +111,14 @@ def _deep(setup: Setup, depth: int, gain: float) -> nn.Module:
 
 def exploding_gradients(setup: Setup, variant: int) -> None:
     setup.clip = None
-    setup.batch_size = 8 if not setup.is_language else 1
+    setup.batch_size = 4 if setup.is_language else 8
     setup.rate /= 10
-    burst = Outburst((2.5, 3.0, 3.5)[variant], 6.0 if setup.is_language else 9.0)
-    front = {"mlp": lambda: nn.Linear(64, 48), "cnn": _small_convolution}
+    burst = Outburst((2.5, 3.0, 3.5)[variant])
     if setup.is_language:
         setup.model = nn.Sequential(nn.Embedding(128, 48), burst, nn.Linear(48, 128))
-    else:
-        setup.model = nn.Sequential(front[setup.name](), burst, nn.Linear(48, 10))
+        return
+    front = nn.Linear(64, 48) if setup.name == "mlp" else _small_convolution()
+    setup.model = nn.Sequential(front, burst, nn.Linear(48, 10))
 
 
 def vanishing_gradients(setup: Setup, variant: int) -> None:
@@ -136,6 +140,8 @@ def vanishing_gradients(setup: Setup, variant: int) -> None:
     assert isinstance(deep, DeepLinear)
     for layer in deep.layers:
         nn.init.zeros_(layer.bias)
+        # The bias of the last layers has a gradient, however deep the model is.
+        layer.bias.requires_grad_(variant == 0 and not setup.is_language)
     _use_sgd(setup, 0.1)
     deep.forward = lambda inputs: _through_sigmoids(deep, inputs)  # type: ignore[method-assign]
     setup.model = model
@@ -392,14 +398,14 @@ class Narrow(nn.Module):
 def underfitting(setup: Setup, variant: int) -> None:
     setup.updates *= 4
     setup.schedule = lambda n, total: warmup_cosine(n, total, floor=0.3)
-    if variant == 2:
-        setup.weight_decay = {"mlp": 10.0, "cnn": 4.0, "gpt": 2.0}[setup.name]
-        return
     if setup.is_language:
         setup.model = Narrow(nn.Embedding(128, 16), 16, 128)
     else:
         setup.model = Narrow(nn.Identity(), 64, 10)
-    setup.rate *= (4.0, 6.0)[variant]
+    setup.rate *= (4.0, 6.0, 5.0)[variant]
+    if variant == 2:
+        setup.batch_size = 64
+        setup.weight_decay = 0.1
 
 
 def validation_differs(setup: Setup, variant: int) -> None:

@@ -171,6 +171,17 @@ class Signals:
         scale = max(abs(float(np.median(self.loss.values))), 1e-30)
         return float(np.median(gradient)) * float(np.median(norms)) / scale
 
+    @cached_property
+    def gradient_is_tiny(self) -> bool:
+        """Whether there are gradients, and next to nothing of them for such a loss."""
+        values = self.gradient.values
+        if not len(values) or not self.has_shape or float(np.median(values)) == 0.0:
+            return False
+        weights = self.recording["weight_norm"].finite.values
+        scale = float(np.median(weights)) if len(weights) else 1.0
+        level = max(abs(float(np.median(self.loss.values))), 1e-30)
+        return float(np.median(values)) * scale < 1e-3 * level
+
     # -- evaluations ---------------------------------------------------------------------------
 
     @cached_property

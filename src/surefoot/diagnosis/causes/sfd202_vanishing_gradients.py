@@ -12,7 +12,7 @@ FALLEN = 0.03
 """Share of its highest level to which a norm that vanishes has fallen."""
 LOST = 0.2
 """The same, where all that was learnt is lost again."""
-TINY = 0.05
+TINY = 0.2
 """Gradient norm times weight norm over the loss: moving every weight by all of its size would
 change the loss by so small a share."""
 
@@ -49,7 +49,9 @@ class VanishingGradients(Cause):
         loss, gradient = signals.loss, signals.gradient
         if not signals.has_shape or len(gradient) < 10 or signals.broke_at is not None:
             return None
-        if not gradient.values.any() or signals.weight_motion == 0.0:
+        if not gradient.values.any():
+            return None
+        if signals.weight_motion == 0.0 and not signals.gradient_is_tiny:
             return None
         late = float(np.median(gradient.part(0.7, 1)))
         highest = float(gradient.smooth.max())

@@ -10,7 +10,7 @@ from surefoot.diagnosis.signals import Signals
 
 HIGH = 0.5
 """Share of the first loss that is left at least."""
-STALLED = 0.04
+STALLED = 0.03
 """Share of the whole way that the second half brought at most."""
 
 
@@ -55,8 +55,8 @@ class Underfitting(Cause):
         if (
             stalled > STALLED
             or train > 2 * STALLED
-            or abs(gap) > 0.25
-            or signals.validation_jitter > 0.01
+            or abs(gap) > 0.35
+            or signals.validation_jitter > 0.02
         ):
             return None
         return Verdict(
