@@ -31,7 +31,7 @@ EXTRAS_test := .[test,data,hf,tensorboard]
 EXTRAS_lint := .[lint,test,data,hf,tensorboard]
 EXTRAS_docs := .[docs]
 
-.PHONY: help demo test lint docs bench test-gpu clean
+.PHONY: help demo test lint docs bench doctor-score test-gpu clean
 .NOTPARALLEL:
 .SECONDARY:
 
@@ -41,6 +41,7 @@ help:
 	@echo "make lint      ruff, mypy, and the pages without a warning"
 	@echo "make docs      build the pages in docs/ into site/"
 	@echo "make bench     host time of an update against a bare loop"
+	@echo "make doctor-score  some 300 bad and healthy runs: how often the doctor is right"
 	@echo "make test-gpu  the tests that need a CUDA device"
 	@echo "make clean     remove the environment and the caches; runs/ stays"
 
@@ -68,6 +69,9 @@ docs: $(VENV)/.ready-docs
 
 bench: $(VENV)/.ready-demo
 	$(BIN)/python benchmarks/host_overhead.py
+
+doctor-score: $(VENV)/.ready-test
+	$(BIN)/python tests/diagnosis/score.py
 
 test-gpu: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -q -m gpu

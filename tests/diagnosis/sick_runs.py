@@ -562,3 +562,8 @@ def sick(slug: str, problem: str, seed: int) -> Log:
     setup = PROBLEMS[problem](seed)
     FAULTS[slug](setup, seed % 3)
     return train(setup)
+
+
+def problems_of(slug: str) -> tuple[str, ...]:
+    """The problems in which a fault can be made."""
+    return ONLY.get(slug, tuple(PROBLEMS))

@@ -17,8 +17,6 @@ from surefoot.cli.session import (
     DebugOption,
     JsonOption,
     Session,
-    cells,
-    table,
 )
 from surefoot.core.errors import EXIT_DONE, EXIT_FOUND, RequestError
 
@@ -170,42 +168,3 @@ def _show(session: Session, result: Result, findings: list[Finding], known: int)
             (f"surefoot show rules {first.code}", "why this is bad, with an example"),
             (f"# surefoot: ignore[{first.code}] reason", "on that line, if it is on purpose"),
         )
-
-
-def show_rules(
-    context: typer.Context,
-    code: Annotated[
-        str | None, typer.Argument(metavar="[CODE]", help="One rule, by code or name.")
-    ] = None,
-    json_file: JsonOption = None,
-    debug: DebugOption = False,
-) -> None:
-    """The rules of the audit; with a code, what one of them is about."""
-    from surefoot.sanitizer.rules import all_rules, rule_rows
-
-    session: Session = context.obj
-    infos = [rule.info for rule in all_rules()]
-    if code is None:
-        facts = [{"code": i.code, "slug": i.slug, "certainty": i.certainty} for i in infos]
-        session.answer({"rules": facts})
-        shown = table("code", "rule", "family", "certainty", "what is wrong")
-        for row in rule_rows():
-            shown.add_row(*cells(*row))
-        session.console.print(shown)
-        session.next((f"surefoot show rules {infos[0].code}", "explains one"))
-        return
-    info = next((i for i in infos if code in (i.code, i.slug)), None)
-    if info is None:
-        raise RequestError(
-            f"there is no rule {code!r}",
-            rule=f"codes go from {infos[0].code} to {infos[-1].code}",
-            remedy="surefoot show rules lists them",
-        )
-    session.answer({"rule": info})
-    session.say(f"{info.code} {info.slug}", style="bold")
-    session.say(f"{info.family}; {info.severity.value}, {info.certainty.value}\n\n{info.title}")
-    session.say(f"\nobserved: {info.observes}\n\nwhy it is bad: {info.why}\n\nexample:")
-    for line in info.example.splitlines():
-        session.say(f"  {line}", style="dim")
-    session.say(f"\nfix: {info.fix}\nsource: {info.source}")
-    session.next((f"# surefoot: ignore[{info.code}] reason", "on a line, if it is on purpose"))

@@ -1,0 +1,82 @@
+"""Scores the doctor on bad runs and healthy ones; `make doctor-score` runs it.
+
+python tests/diagnosis/score.py                 every fault, problem and three seeds
+python tests/diagnosis/score.py --folder DIR    logs called SLUG__ANYTHING (or healthy__...)
+python tests/diagnosis/score.py --seeds 7 8     other seeds
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from diagnosis.healthy_runs import KINDS, healthy
+from diagnosis.problems import PROBLEMS
+from diagnosis.sick_runs import FAULTS, problems_of, sick
+from surefoot.diagnosis.doctor import examine
+from surefoot.diagnosis.readers import read_recording
+
+NEEDED = 0.9
+HEALTHY = "healthy"
+
+
+def made(folder: Path, seeds: list[int]) -> Iterator[tuple[str, Path]]:
+    """Every run, as what is wrong with it and where its log is."""
+    for slug in FAULTS:
+        for problem in problems_of(slug):
+            for seed in seeds:
+                path = folder / f"{slug}__{problem}__{seed}.jsonl"
+                yield slug, sick(slug, problem, seed).write(path)
+    for kind in KINDS:
+        for problem in PROBLEMS:
+            for seed in seeds:
+                path = folder / f"{HEALTHY}__{kind}-{problem}__{seed}.jsonl"
+                yield HEALTHY, healthy(kind, problem, seed).write(path)
+
+
+def found(folder: Path) -> Iterator[tuple[str, Path]]:
+    """The logs of a folder, by the slug that their names begin with."""
+    for path in sorted(folder.iterdir()):
+        yield path.name.partition("__")[0], path
+
+
+def main() -> int:
+    """Prints what was missed and the score; 1 where it is too low."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    right: dict[str, int] = defaultdict(int)
+    runs: dict[str, int] = defaultdict(int)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        logs = found(arguments.folder) if arguments.folder else made(folder, arguments.seeds)
+        for slug, path in logs:
+            named = [finding.slug for finding in examine(read_recording(path)).findings]
+            is_right = not named if slug == HEALTHY else named[:1] == [slug]
+            right[slug] += is_right
+            runs[slug] += 1
+            if not is_right:
+                print(f"{path.name}: {', '.join(named) or 'nothing found'}", flush=True)
+    print()
+    for slug in runs:
+        print(f"{slug:28s} {right[slug]:4d} of {runs[slug]}")
+    sick_runs = sum(runs.values()) - runs[HEALTHY]
+    sick_right = sum(right.values()) - right[HEALTHY]
+    share = sick_right / max(1, sick_runs)
+    print(f"\ncause named first: {sick_right} of {sick_runs} ({share:.1%})")
+    print(f"healthy runs called sick: {runs[HEALTHY] - right[HEALTHY]} of {runs[HEALTHY]}")
+    return int(share < NEEDED or right[HEALTHY] < runs[HEALTHY])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
