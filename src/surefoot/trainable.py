@@ -77,7 +77,9 @@ def make_trainable(
     """Lays the model out on the device and builds all that one update of it needs."""
     precision = choose_precision(settings.precision.dtype, device)
     apply_matmul_mode(precision)
-    wishes = Wishes(settings.parallel, settings.train.compile, precision.compute_dtype)
+    wishes = Wishes(
+        settings.parallel, settings.train.compile, precision.compute_dtype, settings.memory
+    )
     laid_out = lay_out(model, device, wishes, place)
     ledger = make_ledger(model, settings.optimizer)
     skipping = precision.needs_loss_scale or settings.guard.non_finite == "skip"

@@ -65,3 +65,8 @@ def test_sgd_steps_shards_without_its_fused_kernel(ranks: RankPool) -> None:
     settings = sharded({"shard": 2}, 2, "sgd")
     found = ranks.run(2, train, "gpt", settings, 20, DOUBLE)
     assert_alike(found, alone(DOUBLE, "sgd"), 1e-10)
+
+
+def test_with_recompute(ranks: RankPool) -> None:
+    settings = {**sharded({"shard": 2}, 2), "memory": {"recompute": "blocks"}}
+    assert_alike(ranks.run(2, train, "gpt", settings, 20, DOUBLE), alone(DOUBLE), 1e-10)

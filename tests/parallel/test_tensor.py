@@ -72,3 +72,9 @@ def test_an_axis_that_divides_no_heads_is_refused(ranks: RankPool) -> None:
     assert isinstance(error, RequestError)
     assert "parallel.tensor = 4 does not divide num_kv_heads = 2" in str(error)
     assert "use parallel.tensor=2" in str(error)
+
+
+def test_with_recompute(ranks: RankPool) -> None:
+    parallel = {"tensor": 2, "shard": 2, "cut_sequence": True}
+    settings = settings_of(2, parallel=parallel, memory={"recompute": "selective"}, **sections())
+    assert_alike(ranks.run(4, train_cut, settings, False), alone(False), 1e-10)

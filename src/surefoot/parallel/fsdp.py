@@ -11,7 +11,7 @@ What `shard` cuts, and when each part is whole:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from surefoot.config.sections.parallel import ParallelSection
 from surefoot.core.errors import RequestError
+from surefoot.memory.blocks import repeated_blocks
 from surefoot.parallel.mesh import Mesh
 
 
@@ -105,19 +106,3 @@ def precision_policy(section: ParallelSection, compute_dtype: torch.dtype) -> Mi
 def sharded_modules(model: nn.Module) -> Iterator[FSDPModule]:
     """The modules that gather their own parameters."""
     return (module for module in model.modules() if isinstance(module, FSDPModule))
-
-
-def repeated_blocks(model: nn.Module) -> Sequence[nn.Module]:
-    """The outermost layers that repeat: the items of each list of modules of one class."""
-    found: list[nn.Module] = []
-
-    def walk(module: nn.Module) -> None:
-        for child in module.children():
-            items = list(child) if isinstance(child, nn.ModuleList) else []
-            if len(items) > 1 and len({type(item) for item in items}) == 1:
-                found.extend(items)
-            else:
-                walk(child)
-
-    walk(model)
-    return found

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch
 from torch import nn
 
+from surefoot.config.sections.memory import MemorySection
 from surefoot.config.sections.parallel import ParallelSection
 from surefoot.core.errors import RequestError
+from surefoot.memory.recompute import recompute_blocks
 from surefoot.parallel.data_parallel import Replicas
 from surefoot.parallel.fsdp import Shards
 from surefoot.parallel.mesh import ONE_RANK, Mesh, MeshSizes, resolve_sizes
@@ -115,6 +117,7 @@ class Wishes:
     compile: Literal["off", "blocks", "whole"] = "off"
     compute_dtype: torch.dtype = torch.float32
     """Of the forward."""
+    memory: MemorySection = field(default_factory=MemorySection)
 
 
 def lay_out(model: nn.Module, device: torch.device, wishes: Wishes, place: Place) -> LaidOut:
@@ -134,6 +137,7 @@ def lay_out(model: nn.Module, device: torch.device, wishes: Wishes, place: Place
         )
     if mesh is not None and mesh.sizes.tensor > 1:
         cut_layers(model, mesh.submesh("tensor"), cut_sequence=section.cut_sequence)
+    recompute_blocks(model, wishes.memory.recompute, wishes.memory.recompute_every)
     compile_model(model, wishes.compile)
     if mesh is None:
         return LaidOut(model, NoSync())

@@ -10,6 +10,7 @@ from surefoot.config.sections.data import (
     ImageFolderSection,
     TextSection,
 )
+from surefoot.config.sections.memory import MemorySection
 from surefoot.config.sections.models import (
     CustomModelSection,
     GPTSection,
@@ -95,6 +96,7 @@ __all__ = [
     "LoaderSection",
     "LogSection",
     "MLPSection",
+    "MemorySection",
     "ModelSection",
     "MultiStepSection",
     "MultilabelSection",

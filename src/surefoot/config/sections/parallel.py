@@ -1,4 +1,4 @@
-"""How a run is laid out over its ranks. Sizes alone; what they must multiply to is checked later."""
+"""How a run is laid out over its ranks. What the sizes must multiply to is checked elsewhere."""
 
 from __future__ import annotations
 

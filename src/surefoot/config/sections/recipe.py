@@ -13,6 +13,7 @@ from pydantic import Field
 
 from surefoot.config.fields import Name, Section
 from surefoot.config.sections.data import DataSection
+from surefoot.config.sections.memory import MemorySection
 from surefoot.config.sections.models import ModelSection
 from surefoot.config.sections.optimizers import AdamWSection, OptimizerSection
 from surefoot.config.sections.parallel import ParallelSection
@@ -44,6 +45,7 @@ class RunSections(Section, ABC):
     schedule: ScheduleSection = WarmupCosineSection()
     precision: PrecisionSection = PrecisionSection()
     parallel: ParallelSection = ParallelSection()
+    memory: MemorySection = MemorySection()
     loader: LoaderSection = LoaderSection()
     evaluate: EvaluateSection = EvaluateSection()
     checkpoint: CheckpointSection = CheckpointSection()

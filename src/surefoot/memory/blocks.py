@@ -1,0 +1,23 @@
+"""Finds the layers of a model that repeat. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+
+def repeated_blocks(model: nn.Module) -> Sequence[nn.Module]:
+    """The outermost layers that repeat: the items of each list of modules of one class."""
+    found: list[nn.Module] = []
+
+    def walk(module: nn.Module) -> None:
+        for child in module.children():
+            items = list(child) if isinstance(child, nn.ModuleList) else []
+            if len(items) > 1 and len({type(item) for item in items}) == 1:
+                found.extend(items)
+            else:
+                walk(child)
+
+    walk(model)
+    return found
