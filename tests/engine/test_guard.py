@@ -23,7 +23,7 @@ def report(
         loss=loss,
         terms={},
         weight=weight,
-        grad_norm=math.nan,
+        grad_norm=1.0 if applied else math.nan,
         clipped=False,
         applied=applied,
         lr={"all": 0.1},

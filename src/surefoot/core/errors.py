@@ -122,6 +122,10 @@ class NonFiniteError(SurefootError):
     """A loss or gradient was NaN or infinite and the guard's policy is to stop."""
 
 
+class SpikeError(SurefootError):
+    """One spike more than the guard may skip or roll back."""
+
+
 class CheckpointError(SurefootError):
     """A checkpoint is damaged, incomplete or belongs to another model."""
 

@@ -79,9 +79,9 @@ class Spike:
 class SpikeWindow:
     """The values of one signal that a spike is told by.
 
-    `judge` takes the value of update n and compares it with the statistics through update n-2: those
-    that were known when update n was queued. An update that was not measured, or was not finite, is
-    passed over.
+    `judge` takes the value of update n and compares it with the statistics through update n-2:
+    those that were known when update n was queued. An update that was not measured, or was not
+    finite, is passed over.
     """
 
     def __init__(self, rule: SpikeRule) -> None:

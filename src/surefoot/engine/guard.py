@@ -1,4 +1,4 @@
-"""The guard: what happens after a non-finite update. It decides; observers only read.
+"""The guard: what happens after a non-finite update, or a spike. It decides; observers only read.
 
 It never changes a gradient or a weight: the optimizer has already left them alone on the device.
 """
@@ -9,9 +9,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from surefoot.core.errors import DataError, NonFiniteError
 from surefoot.core.reports import Event, StepReport
+from surefoot.engine.spike_guard import RollBack, SpikeGuard
 
 SMALLEST_LOSS_SCALE = 1.0
 """A loss scale that fell this far and still overflows is not the cause."""
@@ -36,12 +38,14 @@ class Guard:
         skip_budget: skipped updates in the whole run after which `skip` stops too.
         dynamic_loss_scale: whether a dynamic loss scale is at work.
         optimizer_skips: whether the optimizer left the weights alone on a non-finite flag.
+        spikes: judges the updates that are finite.
     """
 
     policy: NonFinitePolicy = NonFinitePolicy.STOP
     skip_budget: int = 10
     dynamic_loss_scale: bool = False
     optimizer_skips: bool = True
+    spikes: SpikeGuard = field(default_factory=SpikeGuard)
     num_skipped: int = field(default=0, init=False)
     num_overflows: int = field(default=0, init=False)
     _weightless_since: int | None = field(default=None, init=False)
@@ -52,14 +56,19 @@ class Guard:
 
         Raises:
             NonFiniteError: the policy, or a spent budget, says stop.
+            SpikeError: the budget of spikes is spent.
             DataError: a whole epoch held nothing to learn from.
         """
         if report.weight == 0.0:
+            self.spikes.pass_over()
+            if self.spikes.is_left_out(report.window):
+                return None
             self._refuse_weightless_epoch(report)
             return _event("skip", report, "the window carries no weight: there is nothing to learn")
         self._weightless_since = None
-        if report.applied and math.isfinite(report.loss):
-            return None
+        if math.isfinite(report.loss) and math.isfinite(report.grad_norm):
+            return self.spikes.judge(report)
+        self.spikes.pass_over()
         if self._is_overflow(report):
             self.num_overflows += 1
             return _event("overflow", report, f"fp16 overflow at loss scale {report.loss_scale:g}")
@@ -71,6 +80,10 @@ class Guard:
                 return _event("non-finite-loss", report, message)
             return _event("skip", report, f"non-finite update skipped; {left} more allowed")
         raise self._error(report)
+
+    def undo(self, event: Event) -> RollBack | None:
+        """The way back that an event of this guard asks for, or None."""
+        return self.spikes.undo(event)
 
     def _refuse_weightless_epoch(self, report: StepReport) -> None:
         # No update is made, so a horizon in steps would never be reached.
@@ -114,12 +127,17 @@ class Guard:
             "guard.non_finite=skip goes on without them",
         )
 
-    def state_dict(self) -> dict[str, int]:
-        return {"num_skipped": self.num_skipped, "num_overflows": self.num_overflows}
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "num_skipped": self.num_skipped,
+            "num_overflows": self.num_overflows,
+            "spikes": self.spikes.state_dict(),
+        }
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.num_skipped = state["num_skipped"]
         self.num_overflows = state["num_overflows"]
+        self.spikes.load_state_dict(state["spikes"])
 
 
 def _event(kind: str, report: StepReport, message: str) -> Event:
