@@ -72,7 +72,7 @@ class Outburst(nn.Module):
             # One gate for a sequence, of about unit variance.
             gate = gate.mean(1, keepdim=True) * gate.shape[1] ** 0.5 / 48**0.5
         else:
-            gate = gate / gate.detach().std()
+            gate = (gate - gate.detach().mean()) / gate.detach().std()
         return self.inner(inputs) * torch.exp((self.gain * gate).clamp(max=9.0))
 
 

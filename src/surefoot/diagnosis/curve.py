@@ -9,7 +9,6 @@ from functools import cached_property
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import NDArray
 
 from surefoot.diagnosis.recording import Floats, Series
 
@@ -112,19 +111,18 @@ def spread(values: Floats) -> float:
     return MAD_TO_SIGMA * float(np.median(np.abs(values - np.median(values))))
 
 
-def outliers(values: Floats, window: int, sigmas: float) -> NDArray[np.int64]:
-    """Positions that stand `sigmas` above the median of what came just before them.
-
-    Each is judged by the `window` values before it; judged ones stay in the window, which the
-    median does not mind.
-    """
-    found = []
-    for position in range(min(window, 5), len(values)):
-        before = values[max(0, position - window) : position]
-        scale = max(spread(before), 1e-3 * abs(float(np.median(before))), 1e-30)
-        if values[position] - np.median(before) > sigmas * scale:
-            found.append(position)
-    return np.array(found, np.int64)
+def median_before(values: Floats, window: int) -> Floats:
+    """[N] median of the up to `window` values before each; NaN for the first."""
+    count = len(values)
+    result = np.full(count, np.nan)
+    for place in range(1, min(window, count)):
+        result[place] = np.median(values[:place])
+    if count > window:
+        inner = sliding_window_view(values[:-1], window)
+        for first in range(0, len(inner), ROWS_AT_ONCE):
+            block = inner[first : first + ROWS_AT_ONCE]
+            result[window + first : window + first + len(block)] = np.median(block, axis=1)
+    return result
 
 
 def straightness(values: Floats) -> float:

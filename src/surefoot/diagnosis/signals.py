@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from surefoot.diagnosis.curve import Curve, spread
+from surefoot.diagnosis.curve import Curve, median_before, spread
 from surefoot.diagnosis.recording import Floats, Recording, Series
 
 SHORTEST = 8
@@ -116,8 +116,11 @@ class Signals:
         varies more than a loss, and counts for a third."""
         if self.broke_at is None:
             return 1.0
+        before = self.before_row("loss", self.broke_at)
+        peak = float(before.max()) if len(before) else 0.0
         return max(
-            _growth(self.before_row("loss", self.broke_at)),
+            peak / self.initial if self.initial > 0 else 1.0,
+            _growth(before),
             _growth(self.before_row("grad_norm", self.broke_at)) / 3,
         )
 
@@ -159,6 +162,11 @@ class Signals:
             return None
         steps = max(1.0, float(self.rate.series.steps[-1]))
         return float(self.rate.values.mean() * steps)
+
+    @property
+    def rate_is_nothing(self) -> bool:
+        """Whether the rates add up to so little that no weight could move, though it would."""
+        return self.rate_sum is not None and self.rate_sum < 1e-5
 
     @cached_property
     def sensitivity(self) -> float | None:
@@ -227,9 +235,8 @@ def _growth(values: Floats) -> float:
 def spikes(series: Series, factor: float, window: int = 31) -> list[int]:
     """Positions of values more than `factor` times the median of the `window` before them."""
     values = series.finite.values
-    found = []
-    for position in range(5, len(values)):
-        usual = float(np.median(values[max(0, position - window) : position]))
-        if usual > 0 and values[position] > factor * usual:
-            found.append(position)
-    return found
+    usual = median_before(values, window)
+    with np.errstate(invalid="ignore"):
+        found = (usual > 0) & (values > factor * usual)
+    found[:5] = False
+    return [int(position) for position in np.flatnonzero(found)]

@@ -8,6 +8,8 @@ from surefoot.diagnosis.signals import FLAT, Signals
 
 ABOVE = 0.03
 """Share of the first loss by which the last one is above it at least."""
+MOVED = 0.05
+"""Share of their norm by which weights move at a rate that is too high, at least."""
 STEADY = 0.01
 """Noise over level of a loss that does not bounce."""
 LONG = 0.2
@@ -43,6 +45,8 @@ class RateTooHigh(Cause):
     def look(self, signals: Signals) -> Verdict | None:
         if signals.broke_at is not None:
             return _broken(signals)
+        if signals.weight_motion is not None and signals.weight_motion < MOVED:
+            return None
         if not signals.has_shape or signals.weight_motion == 0.0:
             return None
         loss, initial = signals.loss, signals.initial
@@ -71,7 +75,8 @@ class RateTooHigh(Cause):
         grown = signals.weight_growth is not None and signals.weight_growth > 3
         if loss.noise < STEADY * abs(loss.end):
             return None
-        if rose > margin or (rose > -FLAT * abs(initial) and grown):
+        jumped = float(loss.values.max()) > 1.5 * abs(initial)
+        if rose > margin or (rose > -FLAT * abs(initial) and (grown or jumped)):
             return Verdict(
                 f"The loss bounces around {loss.end:.4g}, no lower than where it began"
                 f" ({initial:.4g}), with a noise of {loss.noise:.2g} and no trend"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
 from surefoot.diagnosis.signals import Signals
@@ -32,6 +30,7 @@ class RateTooHighAtStart(Cause):
         " https://arxiv.org/abs/1908.03265 (RAdam: variance of the first steps)",
         needs=("loss",),
         explains=(
+            "schedule-ends-early",
             "rate-too-high",
             "exploding-gradients",
             "bad-batch",
@@ -61,9 +60,8 @@ class RateTooHighAtStart(Cause):
         if not signals.has_shape:
             return None
         first = loss.values[1 : max(4, len(loss) // 20) + 1]
-        noise = max(loss.noise, abs(float(np.median(np.diff(loss.values[:8])))))
         peak = float(first.max())
-        if peak - initial < max(0.15 * abs(initial), 5 * noise):
+        if peak - initial < max(0.15 * abs(initial), 5 * loss.noise):
             return None
         level = initial + 0.15 * abs(initial)
         above = float((loss.smooth > level).mean())

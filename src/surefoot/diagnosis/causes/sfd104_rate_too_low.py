@@ -40,9 +40,9 @@ class RateTooLow(Cause):
 
     def look(self, signals: Signals) -> Verdict | None:
         loss = signals.loss
-        if not signals.has_shape or signals.broke_at is not None or signals.weight_motion == 0.0:
+        if not signals.has_shape or signals.broke_at is not None:
             return None
-        if float(signals.rate.values.max()) <= 0.0:
+        if signals.weight_motion == 0.0 and not signals.rate_is_nothing:
             return None
         motion, total = signals.weight_motion, signals.rate_sum
         moved = f"{motion:.2g} of their norm" if motion is not None else "an unknown way"

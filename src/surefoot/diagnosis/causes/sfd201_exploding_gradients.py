@@ -8,6 +8,8 @@ from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
 from surefoot.diagnosis.signals import Signals, spikes
 
+SPIKE = 6.0
+"""Times the median of the rows before."""
 GROWTH = 8.0
 """Factor by which a norm grows over a run that explodes slowly."""
 
@@ -48,15 +50,15 @@ class ExplodingGradients(Cause):
         gradient = signals.gradient
         if len(gradient) < 20 or not signals.has_shape:
             return None
-        found = spikes(gradient.series, 10.0)
+        found = spikes(gradient.series, SPIKE)
         share = len(found) / len(gradient)
         usual = float(np.median(gradient.values))
-        if len(found) >= 4 and share > 0.015:
-            worst = max(found, key=lambda position: gradient.values[position])
+        worst = max(found, key=lambda position: gradient.values[position], default=0)
+        if len(found) >= 4 and share > 0.015 and gradient.values[worst] > 10 * usual:
             return Verdict(
-                f"{len(found)} of {len(gradient)} updates have a gradient norm of more than ten"
-                f" times"
-                f" the usual ({usual:.3g}); the worst is {gradient.values[worst]:.3g} at step"
+                f"{len(found)} of {len(gradient)} updates have a gradient norm of more than"
+                f" {SPIKE:g} times the usual ({usual:.3g}); the worst is"
+                f" {gradient.values[worst]:.3g} at step"
                 f" {gradient.step(worst)}.",
                 weight=0.87,
                 evidence={

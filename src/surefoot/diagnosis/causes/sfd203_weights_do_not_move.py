@@ -58,7 +58,7 @@ class WeightsDoNotMove(Cause):
             evidence["share_of_zero_gradients"] = zeros
             if zeros > 0.95:
                 signs.append(f"the gradient norm is exactly 0 in {zeros:.0%} of the updates")
-        if not signs or signals.gradient_is_tiny:
+        if not signs or signals.gradient_is_tiny or signals.rate_is_nothing:
             return None
         return Verdict(
             f"The weights do not move: {'; '.join(signs)}.",

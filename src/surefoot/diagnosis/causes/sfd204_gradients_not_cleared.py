@@ -47,7 +47,9 @@ class GradientsNotCleared(Cause):
         jump = float(np.median(change[3:]))
         growth = float(gradient.smooth.max()) / first
         early = float(values[min(4, len(values) - 1)]) / first
-        if growth < 5 or jump > 0.08 or early < 1.8:
+        sums = values[1:5] / (first * np.arange(2, 6))
+        adds_up = bool((np.abs(sums - 1) < 0.25).all())
+        if growth < 5 or early < 1.8 or not (adds_up or jump < 0.08):
             return None
         return Verdict(
             f"The gradient norm grows from {first:.3g} at step {gradient.step(0)} over"

@@ -11,6 +11,9 @@ from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
 from surefoot.diagnosis.recording import Floats
 from surefoot.diagnosis.signals import Signals
 
+AGREE = 0.35
+"""Correlation of the same places in two following epochs, at least."""
+
 
 class DataNotShuffled(Cause):
     """The loss repeats a pattern each epoch: the data come in the same, sorted order."""
@@ -60,11 +63,11 @@ class DataNotShuffled(Cause):
             return None
         pairs = [float(np.corrcoef(a, b)[0, 1]) for a, b in itertools.pairwise(folds)]
         agreement = float(np.median(pairs))
-        bar = max(0.5, 3 / (period * len(pairs)) ** 0.5)
+        bar = max(AGREE, 4 / (period * len(pairs)) ** 0.5)
         if agreement < bar:
             return None
         profile = np.median(np.stack(folds), axis=0)
-        if np.ptp(profile) < 0.01 * abs(signals.initial):
+        if np.ptp(profile) < 0.005 * abs(signals.initial):
             return None
         return Verdict(
             f"The loss follows the same pattern in each of {len(folds)} epochs of {period} rows:"
@@ -82,8 +85,9 @@ class DataNotShuffled(Cause):
 
 
 def _without_trend(values: Floats) -> Floats:
-    """What is left of one epoch without the straight line through it."""
-    places = np.arange(len(values))
-    slope, offset = np.polyfit(places, values, 1) if np.isfinite(values).all() else (0.0, 0.0)
-    left: Floats = values - (slope * places + offset)
+    """What is left of one epoch without its trend, a cubic: that of a curve that falls."""
+    if not np.isfinite(values).all():
+        return np.full(len(values), np.nan)
+    places = np.linspace(-1, 1, len(values))
+    left: Floats = values - np.polyval(np.polyfit(places, values, 3), places)
     return left

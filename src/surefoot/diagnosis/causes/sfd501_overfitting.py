@@ -31,11 +31,14 @@ class Overfitting(Cause):
         " data or augmentation, more dropout or weight decay, a smaller model.",
         source="https://www.deeplearningbook.org/contents/regularization.html (7.8)",
         needs=("loss", "validation loss"),
+        explains=("exploding-gradients",),
     )
 
     def look(self, signals: Signals) -> Verdict | None:
         validation, loss = signals.validation, signals.loss
         if len(validation) < FEWEST_EVALUATIONS or len(loss) < FEWEST_EVALUATIONS:
+            return None
+        if signals.relative_drop < 0.1:
             return None
         values = validation.values
         best_at = int(values.argmin())

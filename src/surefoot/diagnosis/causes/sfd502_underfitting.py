@@ -11,7 +11,7 @@ from surefoot.diagnosis.signals import Signals
 HIGH = 0.5
 """Share of the first loss that is left at least."""
 STALLED = 0.03
-"""Share of the whole way that the second half brought at most."""
+"""Share of the whole way that the second half brought at most; twice that of a short way."""
 
 
 class Underfitting(Cause):
@@ -49,12 +49,13 @@ class Underfitting(Cause):
         stalled = (held - last) / max(drop, 1e-30)
         train = (loss.level(0.45, 0.6) - loss.level(0.85, 1.0)) / max(drop, 1e-30)
         gap = (last - loss.end) / max(drop, 1e-30)
+        most = STALLED if signals.relative_drop > 0.4 else 2 * STALLED
         rate = signals.rate
         if len(rate) and float(np.median(rate.part(0.4, 0.7))) < 0.2 * float(rate.values.max()):
             return None
         if (
-            stalled > STALLED
-            or train > 2 * STALLED
+            stalled > most
+            or train > 2 * most
             or abs(gap) > 0.35
             or signals.validation_jitter > 0.02
         ):

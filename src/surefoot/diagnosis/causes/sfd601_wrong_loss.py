@@ -96,7 +96,9 @@ def _after_softmax(signals: Signals) -> Verdict | None:
     floor = math.log(math.e + classes - 1) - 1
     if float(loss.smooth.min()) < floor - 0.01:
         return None
-    stalls = loss.level(0.5, 0.7) - loss.end < 0.15 * (signals.initial - loss.end)
+    rate = signals.rate
+    kept = not len(rate) or float(np.median(rate.part(0.4, 0.6))) > 0.2 * float(rate.values.max())
+    stalls = kept and loss.level(0.5, 0.7) - loss.end < 0.15 * (signals.initial - loss.end)
     accuracy = _accuracy(signals)
     evidence = {
         "classes": classes,
@@ -112,7 +114,7 @@ def _after_softmax(signals: Signals) -> Verdict | None:
         # What an honest model of this accuracy has at most, its errors spread over the others.
         wrong = max(1 - accuracy, 1e-9)
         honest = -accuracy * math.log(max(accuracy, 1e-9)) - wrong * math.log(wrong / (classes - 1))
-        if last < 1.2 * honest or abs(last - expected) > 0.15:
+        if last < 1.2 * honest or abs(last - expected) > 0.1 or not stalls:
             return None
         return Verdict(
             f"With an accuracy of {accuracy:.0%} the loss is still {last:.4g}, of"

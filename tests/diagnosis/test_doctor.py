@@ -1,0 +1,111 @@
+"""The doctor on real trainings: each fault is named first, and a healthy run is called so.
+
+All faults, problems and seeds are scored by `make doctor-score`; here is one of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from diagnosis.healthy_runs import KINDS, healthy
+from diagnosis.problems import PROBLEMS
+from diagnosis.sick_runs import FAULTS, problems_of, sick
+from surefoot.core.finding import Finding
+from surefoot.diagnosis.causes import all_causes
+from surefoot.diagnosis.doctor import Diagnosis, examine
+from surefoot.diagnosis.readers import read_recording
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def diagnosed(path: Path) -> Diagnosis:
+    return examine(read_recording(path))
+
+
+def slugs(findings: tuple[Finding, ...]) -> list[str]:
+    return [finding.slug for finding in findings]
+
+
+@pytest.mark.parametrize("slug", FAULTS)
+def test_each_fault_is_named_first(slug: str, tmp_path: Path) -> None:
+    problem = problems_of(slug)[0]
+    path = sick(slug, problem, seed=0).write(tmp_path / "log.jsonl")
+    found = diagnosed(path)
+    assert slugs(found.findings)[:1] == [slug]
+    first = found.findings[0]
+    assert first.evidence
+    assert first.fix
+    assert any(letter.isdigit() for letter in first.message)
+    assert not found.is_healthy
+
+
+@pytest.mark.parametrize("kind", ["usual", "constant_rate", "with_momentum", "short"])
+@pytest.mark.parametrize("problem", ["mlp", "cnn"])
+def test_a_healthy_run_gets_no_finding(kind: str, problem: str, tmp_path: Path) -> None:
+    found = diagnosed(healthy(kind, problem, seed=3).write(tmp_path / "log.jsonl"))
+    assert found.is_healthy
+    assert found.findings == found.consequences == ()
+    # What it cannot tell is said, and so is what it would need.
+    assert {"device_utilization", "grad_norm/NAME"} <= {untold.signal for untold in found.untold}
+
+
+def test_a_healthy_language_model_gets_no_finding(tmp_path: Path) -> None:
+    assert diagnosed(healthy("usual", "gpt", seed=4).write(tmp_path / "log.jsonl")).is_healthy
+
+
+def test_with_the_loss_alone_it_says_what_it_cannot_tell(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("loss\n" + "".join(f"{2 / (1 + n / 20):.4f}\n" for n in range(100)))
+    found = diagnosed(log)
+    assert found.is_healthy
+    untold = {u.signal: u.slugs for u in found.untold}
+    assert "overfitting" in untold["validation loss"]
+    assert "vanishing-gradients" in untold["grad_norm"]
+
+
+def test_scale_of_the_loss_does_not_matter(tmp_path: Path) -> None:
+    """Thresholds are relative: a loss in other units gets the same findings."""
+    for slug in ("rate-too-high-late", "bad-batch", "overfitting", "labels-unrelated"):
+        log = sick(slug, "mlp", seed=0)
+        for row in log.rows:
+            if row["row"] == "step":
+                row["loss"] *= 1000
+                row["grad_norm"] *= 1000
+            else:
+                row["metrics"]["loss"] *= 1000
+        assert slugs(diagnosed(log.write(tmp_path / "log.jsonl")).findings)[:1] == [slug]
+
+
+def test_every_cause_is_explained_and_has_a_bad_run() -> None:
+    infos = [cause.info for cause in all_causes()]
+    assert {info.slug for info in infos} == set(FAULTS)
+    assert len({info.code for info in infos}) == len(infos)
+    for info in infos:
+        assert info.code.startswith("SFD")
+        assert info.family
+        assert set(info.explains) <= set(FAULTS) - {info.slug}
+        for text in (info.title, info.observes, info.why, info.fix, info.source):
+            assert len(text) > 15
+
+
+def test_the_page_lists_every_cause() -> None:
+    page = (DOCS / "doctor-causes.md").read_text(encoding="utf-8")
+    for cause in all_causes():
+        assert f"| `{cause.info.slug}` |" in page
+
+
+def test_the_problems_are_three() -> None:
+    assert set(PROBLEMS) == {"mlp", "cnn", "gpt"}
+    assert len(KINDS) * len(PROBLEMS) >= 15
