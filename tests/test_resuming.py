@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from surefoot.config.building import make_schedule
 from surefoot.config.fields import Section
-from surefoot.config.load import load_recipe, recipe_names
+from surefoot.config.load import load_recipe, recipe_names, resolve_settings
+from surefoot.core.counting import Pace
 from surefoot.core.errors import EXIT_REQUEST, CheckpointError, RequestError, RunFolderError
 from surefoot.observe.events import read_events
 from surefoot.observe.metrics_log import read_rows
@@ -19,11 +21,13 @@ from surefoot.resuming import (
     IMPOSSIBLE_FIELDS,
     SAFE_FIELDS,
     ChangeClass,
+    Resumption,
     Tier,
     classify,
     resume_tier,
 )
 from surefoot.running import RunResult
+from surefoot.state.manifest import Manifest
 from surefoot.trainer import Trainer
 
 SETTINGS: dict[str, Any] = {
@@ -238,3 +242,21 @@ def test_the_tier_is_told_when_a_run_goes_on(done: Path, tmp_path: Path) -> None
     train(tmp_path, done, train={"horizon": "8 steps"})
     (resumed,) = [e for e in read_events(done / "events.jsonl") if e.kind == "resume"]
     assert resumed.data["tier"] == "T0"
+
+
+def test_another_global_batch_is_refused_or_accepted_by_name() -> None:
+    config = resolve_settings(SETTINGS).config
+    pace = Pace(samples_per_update=8)
+    about = {"data": {}, "samples_per_update": 4}
+    manifest = Manifest(2, "resumable", {}, {}, about)
+    schedule = make_schedule(config, pace)
+    with pytest.raises(RequestError, match="take 8 samples, and took 4"):
+        Resumption(config).check(manifest, {}, schedule, pace)
+    Resumption(config, accepted=("parallel",)).check(manifest, {}, schedule, pace)
+    Resumption(config).check(manifest, {}, schedule, Pace(samples_per_update=4))
+
+
+def test_another_mesh_keeps_what_another_number_of_ranks_does() -> None:
+    before = {"ranks": 4, "mesh": {"shard": 4}, "device": "cpu"}
+    assert resume_tier(before, {**before, "mesh": {"replicate": 4}}, True) is Tier.T2
+    assert resume_tier(before, dict(before), True) is Tier.T0

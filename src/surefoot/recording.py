@@ -112,6 +112,8 @@ def _open_run(
         "architecture": prepared.architecture,
         "torch": torch.__version__,
         "ranks": assembly.place.ranks.size,
+        "mesh": {axis: size for axis, size, _ in assembly.place.sizes.table()},
+        "samples_per_update": assembly.pace.samples_per_update,
         "device": assembly.trainable.device.type,
     }
     try:

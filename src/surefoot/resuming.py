@@ -43,7 +43,9 @@ def resume_tier(before: Mapping[str, Any], now: Mapping[str, Any], deterministic
         now: `about` of the process that goes on.
         deterministic: whether kernels of fixed order are asked for.
     """
-    if before.get("ranks", 1) != now.get("ranks", 1):
+    if before.get("ranks", 1) != now.get("ranks", 1) or before.get("mesh", {}) != now.get(
+        "mesh", {}
+    ):
         return Tier.T2
     same = all(before.get(name, now.get(name)) == now.get(name) for name in ("torch", "device"))
     fixed_order = deterministic or now.get("device") == "cpu"
@@ -64,12 +66,15 @@ SAFE_FIELDS = (
     "loader.",
     "checkpoint.",
     "guard.",
+    "memory.",
+    "parallel.",
     "train.horizon",
     "schedule.cooldown",
     "schedule.cooldown_start",
 )
-"""Where and when things are written, how samples are fetched, how long the run is, and the
-cooldown of a schedule whose cooldown was left to be decided."""
+"""Where and when things are written, how samples are fetched, how long the run is, the cooldown of
+a schedule whose cooldown was left to be decided, and how the model lies over ranks and memory: that
+the global batch stays is checked apart."""
 
 ACCEPT_FIELDS = (
     "seed",
@@ -150,6 +155,7 @@ class Resumption:
                     rule="a resume goes on with the same samples",
                     remedy="bring the data back, or accept it with --accept-change data",
                 )
+        self._refuse_other_batch(manifest, pace)
         if any(_covers(name, "schedule") or name == "train.horizon" for name in self.accepted):
             return
         differing = first_difference(make_schedule(self.before, pace), schedule, manifest.step)
@@ -160,6 +166,21 @@ class Resumption:
                 rule=f"a resume at step {manifest.step} does not rewrite what is done",
                 remedy="start the cooldown later, or accept it with --accept-change schedule",
             )
+
+    def _refuse_other_batch(self, manifest: Manifest, pace: Pace) -> None:
+        # More ranks with the same accumulation make a larger update without a word changed.
+        was, now = manifest.about.get("samples_per_update"), pace.samples_per_update
+        fields = ("parallel", "train.micro_batch", "train.accumulation")
+        accepted = any(_covers(name, field) for name in self.accepted for field in fields)
+        if was is None or was == now or accepted:
+            return
+        raise RequestError(
+            f"an update would take {now} samples, and took {was} before",
+            where="micro-batch x accumulation x data-parallel ranks",
+            rule="a resumed run keeps its global batch",
+            remedy=f"change train.accumulation by {was}/{now}, or accept it with --accept-change "
+            "parallel",
+        )
 
 
 def refuse_crash_loop(events: Iterable[Event], most: int) -> None:
