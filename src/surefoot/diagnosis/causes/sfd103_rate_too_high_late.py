@@ -39,6 +39,7 @@ class RateTooHighLate(Cause):
         explains=(
             "underfitting",
             "overfitting",
+            "exploding-gradients",
         ),
     )
 

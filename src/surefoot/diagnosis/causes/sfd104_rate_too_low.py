@@ -76,7 +76,9 @@ class RateTooLow(Cause):
         first = loss.level(0.1, 0.2) - loss.level(0.45, 0.55)
         second = loss.level(0.45, 0.55) - loss.level(0.9, 1.0)
         clear = first + second > 4 * loss.standard_error()
-        if line < -0.95 and clear and second > 0.75 * first and signals.relative_drop < 0.3:
+        even = 0.75 * first < second < 1.3 * first
+        near = motion is None or motion < 0.05
+        if line < -0.95 and clear and even and near and signals.relative_drop < 0.3:
             return Verdict(
                 f"The loss falls in a nearly straight line, from {signals.initial:.4g} to"
                 f" {loss.end:.4g} in {signals.recording.last_step} updates: the second half brings"
