@@ -1,0 +1,284 @@
+"""The middle of a run's page: slices, where the time went, memory, and the look at the data."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from surefoot.judge.verdict import Standing, Verdict
+from surefoot.observe.events import EventKind
+from surefoot.observe.run_data import RunData
+from surefoot.report.markup import Section, chip, details, duration, escape, size, table, tag
+from surefoot.report.markup import number as shown
+
+DATA_SHEET = "data-sheet.json"
+MEMORY_TABLE = "memory.json"
+COLOURS = 6
+
+
+def slices_section(run: RunData, verdict: Verdict | None) -> Section:
+    """Every validation set and metric: first, best and last value, and the baseline's."""
+    body = _slices(run, verdict) or '<p class="soft">Nothing has been evaluated yet.</p>'
+    return Section("slices", "Slices", body)
+
+
+def _slices(run: RunData, verdict: Verdict | None) -> str:
+    baseline = _baseline_values(run)
+    standings = (
+        {clause.name.removeprefix("slices."): clause for clause in verdict.clauses}
+        if verdict
+        else {}
+    )
+    _, deciding, direction = run.deciding
+    rows = []
+    for name in run.latest():
+        history = run.history(name)
+        values = [(step, value) for step, value in history if math.isfinite(value)]
+        metric = name.partition("/")[2]
+        sign = _sign(metric, deciding, direction)
+        best = min(values, key=lambda pair: sign * pair[1]) if values and sign else None
+        row: list[object] = [
+            name,
+            shown(history[0][1]),
+            f"{shown(best[1])} at {best[0]:,}" if best else "–",
+            f"{shown(history[-1][1])} at {history[-1][0]:,}",
+        ]
+        if baseline:
+            row += [shown(baseline.get(name)), _change(history[-1][1], baseline.get(name))]
+            clause = standings.get(name)
+            level = {Standing.HELD: "good", Standing.BROKEN: "bad"}
+            row.append(
+                chip(clause.standing.value, level.get(clause.standing, "warn")) if clause else ""
+            )
+        rows.append(row)
+    if not rows:
+        return ""
+    head = ["set / metric", "first", "best", "last"]
+    head += ["baseline", "change", ""] if baseline else []
+    return table(head, rows, numbers=(1, 2, 3, 4, 5) if baseline else (1, 2, 3))
+
+
+def _sign(metric: str, deciding: str, direction: str) -> int:
+    """1 where smaller is better, -1 where larger is; 0 where nobody has said."""
+    if metric == deciding.rpartition("/")[2]:
+        return 1 if direction == "min" else -1
+    return (
+        1
+        if metric in ("loss", "bits_per_byte", "perplexity")
+        else -1
+        if metric == "accuracy"
+        else 0
+    )
+
+
+def _baseline_values(run: RunData) -> Mapping[str, float]:
+    baseline = run.contract.get("baseline")
+    values = baseline.get("values") if isinstance(baseline, Mapping) else None
+    return {str(k): float(v) for k, v in values.items()} if isinstance(values, Mapping) else {}
+
+
+def _change(value: float, before: float | None) -> str:
+    if before is None or not math.isfinite(value):
+        return "–"
+    return f"{value - before:+.4g}"
+
+
+def time_section(run: RunData) -> Section:
+    """Where the host's time went, in shares that sum to the whole."""
+    parts = [(name, seconds) for name, seconds in host_time(run) if seconds > 0]
+    whole = sum(seconds for _, seconds in parts)
+    if not whole:
+        return Section("time", "Time", '<p class="soft">No time has been recorded yet.</p>')
+    bar = "".join(
+        f'<span style="width:{100 * seconds / whole:.2f}%;background:var(--c{i % COLOURS})" '
+        f'title="{escape(name)}"></span>'
+        for i, (name, seconds) in enumerate(parts)
+    )
+    rows = [
+        (
+            tag(
+                "span",
+                tag("span", class_="swatch", style=f"background:var(--c{i % COLOURS})"),
+                name,
+            ),
+            duration(seconds),
+            f"{100 * seconds / whole:.1f} %",
+        )
+        for i, (name, seconds) in enumerate(parts)
+    ]
+    body = f'<div class="bar">{bar}</div>' + table(
+        ("what the host did", "time", "share"), rows, numbers=(1, 2), stack=False
+    )
+    return Section("time", "Time", body + "".join(_device_time(run)) + _gaps(run))
+
+
+def host_time(run: RunData) -> list[tuple[str, float]]:
+    """Phases of the host, by the run's own ledger, or from its rows where it kept none."""
+    ledger = _last_ledger(run, "host")
+    if ledger:
+        return sorted(
+            ((name, seconds) for name, seconds in ledger.items() if name != "wall"),
+            key=lambda pair: -pair[1],
+        )
+    steps = run.steps
+    waiting = _total(steps.columns.get("data_seconds", ()))
+    updates = max(0.0, _total(steps.columns.get("step_seconds", ())) - waiting)
+    evaluating = sum(e.seconds for e in run.evaluations if math.isfinite(e.seconds))
+    seconds = (event.data.get("seconds") for event in run.events if event.kind == EventKind.SAVE)
+    saving = sum(float(value) for value in seconds if isinstance(value, int | float))
+    rest = run.seconds - waiting - updates - evaluating - saving
+    return [
+        ("updates", updates),
+        ("waiting for data", waiting),
+        ("evaluation", evaluating),
+        ("checkpoints", saving),
+        ("start, end and the rest", max(0.0, rest)),
+    ]
+
+
+def _last_ledger(run: RunData, name: str) -> dict[str, float]:
+    """Seconds by phase, summed over the attempts, from the events that carry a ledger."""
+    total: dict[str, float] = {}
+    for event in run.events:
+        ledgers = event.data.get("time")
+        ledger = ledgers.get(name) if isinstance(ledgers, Mapping) else None
+        if isinstance(ledger, Mapping):
+            for phase, seconds in ledger.items():
+                if isinstance(seconds, int | float):
+                    total[str(phase)] = total.get(str(phase), 0.0) + float(seconds)
+    return total
+
+
+def _device_time(run: RunData) -> Iterator[str]:
+    ledger = _last_ledger(run, "device")
+    whole = sum(seconds for name, seconds in ledger.items() if name != "wall")
+    if whole:
+        rows = [
+            (name, duration(seconds), f"{100 * seconds / whole:.1f} %")
+            for name, seconds in ledger.items()
+            if name != "wall"
+        ]
+        yield table(("what the device did", "time", "share"), rows, numbers=(1, 2), stack=False)
+
+
+def _gaps(run: RunData) -> str:
+    if len(run.stretches) < 2:
+        return ""
+    rows = [
+        (f"attempt {i}", duration(s.seconds), s.devices)
+        for i, s in enumerate(run.stretches, start=1)
+    ]
+    return table(("", "time", "devices"), rows, numbers=(1, 2), stack=False)
+
+
+def _total(values: Sequence[float]) -> float:
+    return sum(value for value in values if math.isfinite(value))
+
+
+def memory_section(run: RunData) -> Section:
+    """What lives in memory during an update, and the highest that was measured."""
+    peaks = [v for v in run.steps.columns.get("memory_bytes", ()) if math.isfinite(v)]
+    held = run.extra.get("memory")
+    table_of = {str(k): v for k, v in held.items()} if isinstance(held, Mapping) else {}
+    rows: list[tuple[str, object]] = [
+        (name.replace("_", " "), size(value)) for name, value in table_of.items()
+    ]
+    known = sum(float(v) for v in table_of.values() if isinstance(v, int | float))
+    if peaks:
+        on_cpu = str(run.extra.get("device", "cpu")).startswith("cpu")
+        if rows and max(peaks) > known:
+            what = "activations, batch" + (", the process itself" if on_cpu else ", workspace")
+            rows.append((f"{what} (the rest of the peak)", size(max(peaks) - known)))
+        peak = (
+            "highest resident set of the process" if on_cpu else "highest allocated on the device"
+        )
+        rows.append((peak, tag("b", size(max(peaks)))))
+    body = table(("", "bytes"), rows, numbers=(1,), stack=False) if rows else ""
+    return Section(
+        "memory",
+        "Memory",
+        body + "".join(_shortages(run)) or '<p class="soft">Nothing was measured.</p>',
+    )
+
+
+def _shortages(run: RunData) -> Iterator[str]:
+    """What was written down when memory ran out."""
+    for path in run.artifacts("out-of-memory*.json"):
+        try:
+            found = json.loads(path.read_text("utf-8"))
+            tensors = [(t["name"], t["shape"], size(t["bytes"])) for t in found["largest_tensors"]]
+            advice = [
+                (i, a["do"], size(a["saves_bytes"]) if a["saves_bytes"] else "–")
+                for i, a in enumerate(found["advice"], start=1)
+            ]
+            rows = [(name.replace("_", " "), size(b)) for name, b in found["table"].items()]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        yield "<h3>When memory ran out</h3>"
+        yield table(("", "bytes"), rows, numbers=(1,), stack=False)
+        yield table(
+            ("", "what to try, in this order", "saves about"), advice, numbers=(2,), stack=False
+        )
+        yield details("Largest tensors", table(("tensor", "shape", "bytes"), tensors, numbers=(2,)))
+
+
+def data_section(run: RunData) -> Section | None:
+    """Samples as the model sees them, and how long they are; None where nothing was kept."""
+    body = "".join(_data_sheets(run)) + "".join(_written_samples(run))
+    return Section("data", "Data", body) if body else None
+
+
+def _data_sheets(run: RunData) -> Iterator[str]:
+    for path in run.artifacts(DATA_SHEET):
+        try:
+            sets = json.loads(path.read_text("utf-8"))["sets"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        for name, sheet in sets.items():
+            yield f"<h3>{escape(name)}, {escape(shown(sheet.get('samples')))} samples</h3>"
+            yield from _sheet(sheet)
+
+
+def _sheet(sheet: Mapping[str, Any]) -> Iterator[str]:
+    if bins := sheet.get("lengths"):
+        yield _histogram(bins, str(sheet.get("length_unit", "items")))
+    pictures, texts = [], []
+    for sample in sheet.get("decoded", ()):
+        if picture := sample.get("png"):
+            data = base64.b64encode(base64.b64decode(picture)).decode()
+            label = escape(sample.get("label", ""))
+            pictures.append(
+                f'<div><img alt="sample {escape(sample.get("id", ""))}" '
+                f'src="data:image/png;base64,{data}">{label}</div>'
+            )
+        else:
+            texts.append(sample)
+    if pictures:
+        yield f'<div class="samples">{"".join(pictures)}</div>'
+    for sample in texts:
+        yield tag("p", f"sample {sample.get('id', '')}", class_="note").text
+        yield tag("pre", str(sample.get("text", "")), class_="wrap").text
+
+
+def _histogram(bins: Sequence[Mapping[str, Any]], unit: str) -> str:
+    highest = max((b["count"] for b in bins), default=0) or 1
+    rows = []
+    for b in bins:
+        width = 100 * b["count"] / highest
+        bar = tag(
+            "span",
+            style=f"display:block;height:12px;border-radius:2px;background:var(--c0);width:{width:.1f}%",
+        )
+        label = f"{b['from']:,}" if b["from"] == b["to"] else f"{b['from']:,} – {b['to']:,}"
+        rows.append((label, f"{b['count']:,}", bar))
+    return table((unit, "samples", ""), rows, numbers=(0, 1), stack=False)
+
+
+def _written_samples(run: RunData) -> Iterator[str]:
+    """What a language model wrote at the end."""
+    for path in run.artifacts("sample.txt"):
+        yield "<h3>What the trained model writes</h3>"
+        yield tag("pre", path.read_text("utf-8", "replace")[:8000], class_="wrap").text

@@ -1,0 +1,81 @@
+"""The page of one run: verdict first, then everything that another engineer needs.
+
+It works for runs that are under way, failed or killed: what is there is shown.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from surefoot.core.errors import SurefootError
+from surefoot.diagnosis.doctor import Diagnosis, examine
+from surefoot.diagnosis.readers import read_recording
+from surefoot.judge.contract import judge
+from surefoot.observe.atomic import atomic_write
+from surefoot.observe.run_data import RunData, read_run
+from surefoot.observe.run_folder import REPORT_NAME
+from surefoot.report import measures, opening, papers
+from surefoot.report.markup import Section
+from surefoot.report.page import curves_body, page
+from surefoot.report.series import page_data
+
+
+def write_report(
+    path: str | Path, *, baseline: str | Path | None = None, out: Path | None = None
+) -> Path:
+    """Writes the page of a run into its folder, or to `out`; returns where it stands.
+
+    Args:
+        baseline: a run whose configuration this one is compared with; by default the one that its
+            contract names, where that can be read.
+
+    Raises:
+        RunFolderError: a folder that was named is none of a run.
+    """
+    run = read_run(path)
+    target = run.path / REPORT_NAME if out is None else out
+    other = read_run(baseline) if baseline is not None else _contracted_baseline(run)
+    atomic_write(target, report(run, other))
+    return target
+
+
+def report(run: RunData, baseline: RunData | None = None) -> str:
+    """The page of a run as HTML."""
+    verdict = judge(run)
+    diagnosis = _diagnosis(run)
+    findings = () if diagnosis is None else diagnosis.findings
+    curves = page_data([run], [""], [opening.marks_of(run, findings)])
+    sections: list[Section | None] = [
+        None if diagnosis is None else opening.findings_section(findings, diagnosis.consequences),
+        Section("curves", "Curves", curves_body(curves)),
+        measures.slices_section(run, verdict),
+        opening.subject_section(run),
+        measures.time_section(run),
+        measures.memory_section(run),
+        measures.data_section(run),
+        papers.config_section(run, baseline),
+        papers.environment_section(run),
+        papers.history_section(run),
+        papers.resume_section(run),
+    ]
+    kept = [section for section in sections if section is not None]
+    return page(f"{run.name} · Surefoot", opening.head(run, verdict), kept, curves)
+
+
+def _diagnosis(run: RunData) -> Diagnosis | None:
+    """What the doctor says; None where too little is recorded for an opinion."""
+    try:
+        diagnosis = examine(read_recording(run.path))
+    except SurefootError:
+        return None
+    return None if diagnosis.is_too_short and diagnosis.is_healthy else diagnosis
+
+
+def _contracted_baseline(run: RunData) -> RunData | None:
+    baseline = run.contract.get("baseline")
+    if not isinstance(baseline, dict) or not baseline.get("run"):
+        return None
+    try:
+        return read_run(str(baseline["run"]))
+    except SurefootError:
+        return None

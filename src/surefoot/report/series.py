@@ -1,0 +1,268 @@
+"""From the rows of runs to the curves of a page: what is drawn, with how many points.
+
+A curve of many rows is cut into buckets that keep their smallest and largest value, so that no
+spike is lost. Non-finite values are gaps here and marks on the time axis.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from surefoot.observe.run_data import RunData, Steps
+from surefoot.observe.stretches import elapsed_at
+
+MAX_POINTS = 2000
+"""Points of one curve that are written as they are; more are put into buckets."""
+BUCKETS = 800
+DIGITS = 5
+AXES = ("step", "tokens", "samples", "time")
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One kind of curve of a page."""
+
+    id: str
+    title: str
+    unit: str
+    columns: tuple[str, ...]
+    """Columns of the rows of updates, drawn as lines."""
+    log: bool = False
+    """Whether a logarithmic axis is offered and taken first."""
+    smooth: bool = False
+    """Whether a mean over neighbours is drawn over the values."""
+    note: str = ""
+
+
+CURVES = (
+    Curve("grad_norm", "Gradient norm", "before clipping", ("grad_norm",), True, True),
+    Curve("lr", "Learning rate", "per update", ()),
+    Curve("throughput", "Throughput", "", (), smooth=True),
+    Curve("memory", "Memory", "peak, bytes", ("memory_bytes",)),
+    Curve("step_seconds", "Time of an update", "s", ("step_seconds", "data_seconds"), smooth=True),
+    Curve("weight_norm", "Weight norm", "", ("weight_norm",)),
+    Curve("utilization", "Device busy", "share of time", ("device_utilization",)),
+    Curve("loss_scale", "Loss scale", "", ("loss_scale",), True),
+)
+
+
+def page_data(
+    runs: Sequence[RunData], labels: Sequence[str], marks: Sequence[Sequence[Mapping[str, Any]]]
+) -> dict[str, Any]:
+    """Everything that the script of a page draws, as plain JSON values.
+
+    Args:
+        labels: name of each run in legends; empty strings where there is one run.
+        marks: of each run, what is marked on the time axis: `step`, `kind` and `text`.
+    """
+    budget = max(100, BUCKETS // len(runs))
+    grids: list[dict[str, Any]] = []
+    charts: dict[str, dict[str, Any]] = {}
+    for index, run in enumerate(runs):
+        clock = _Clock(run)
+        rows = _buckets(run.steps.count, MAX_POINTS // len(runs), budget)
+        grids.append(_step_grid(run, rows, clock))
+        drawn = _Drawing(index, labels[index], run.steps, rows, len(grids) - 1)
+        _add_loss(charts, drawn, run, grids, clock)
+        for curve in CURVES:
+            columns = _columns_of(curve, run)
+            if columns and not (curve.id == "loss_scale" and _is_flat(run.steps, columns)):
+                drawn.add_to(charts, curve, columns)
+    return {
+        "runs": [
+            {"label": label, "marks": [_placed(mark, run) for mark in of_run]}
+            for label, run, of_run in zip(labels, runs, marks, strict=True)
+        ],
+        "axes": [axis for axis in AXES if any(grid.get(axis) for grid in grids)],
+        "grids": grids,
+        "charts": list(charts.values()),
+    }
+
+
+class _Clock:
+    """Time at work of a run at a moment."""
+
+    def __init__(self, run: RunData) -> None:
+        self._stretches = run.stretches
+        times = run.steps.columns.get("time")
+        self._zero = times[0] if times else 0.0
+
+    def __call__(self, moment: float) -> float:
+        if self._stretches:
+            return elapsed_at(self._stretches, moment)
+        return moment - self._zero
+
+
+@dataclass(frozen=True)
+class _Drawing:
+    """What turns columns of one run into series."""
+
+    run: int
+    label: str
+    steps: Steps
+    rows: Sequence[range]
+    grid: int
+
+    def add_to(
+        self, charts: dict[str, dict[str, Any]], curve: Curve, columns: Mapping[str, str]
+    ) -> None:
+        chart = charts.setdefault(curve.id, _chart(curve))
+        for column, name in columns.items():
+            label = " ".join(part for part in (self.label, name) if part)
+            chart["series"].append(
+                {
+                    "run": self.run,
+                    "label": label or curve.title.lower(),
+                    "grid": self.grid,
+                    "smooth": curve.smooth,
+                    **_values(self.steps.column(column), self.rows),
+                }
+            )
+
+
+def _chart(curve: Curve) -> dict[str, Any]:
+    return {
+        "id": curve.id,
+        "title": curve.title,
+        "unit": curve.unit,
+        "log": curve.log,
+        "series": [],
+    }
+
+
+def _add_loss(
+    charts: dict[str, dict[str, Any]],
+    drawn: _Drawing,
+    run: RunData,
+    grids: list[dict[str, Any]],
+    clock: _Clock,
+) -> None:
+    loss = Curve("loss", "Loss", "", (), log=True, smooth=True)
+    if run.steps.has("loss"):
+        drawn.add_to(charts, loss, {"loss": "train"})
+        charts["loss"]["wide"] = True
+    places = _places_of(run)
+    for set_name in dict.fromkeys(e.set_name for e in run.evaluations):
+        of_set = [e for e in run.evaluations if e.set_name == set_name]
+        grids.append(
+            {
+                "step": [e.step for e in of_set],
+                "time": [_short(clock(e.time)) for e in of_set],
+                **{axis: [places(e.step, axis) for e in of_set] for axis in ("tokens", "samples")},
+            }
+        )
+        for metric in dict.fromkeys(name for e in of_set for name in e.metrics):
+            # Losses of training and validation belong into one picture; other metrics by name.
+            curve = loss if metric == "loss" else Curve(f"metric-{metric}", metric, "", ())
+            chart = charts.setdefault(curve.id, _chart(curve))
+            if metric == "loss":
+                chart["wide"] = True
+            label = " ".join(part for part in (drawn.label, set_name) if part)
+            values = [_finite(e.metrics.get(metric, math.nan)) for e in of_set]
+            chart["series"].append(
+                {
+                    "run": drawn.run,
+                    "label": label,
+                    "grid": len(grids) - 1,
+                    "dots": True,
+                    "y": values,
+                }
+            )
+
+
+def _places_of(run: RunData) -> Any:
+    """`(step, axis) -> value`: how many tokens or samples had been seen at a step."""
+    steps = run.steps.column("step")
+    at: dict[str, dict[int, float | None]] = {}
+    for axis in ("tokens", "samples"):
+        pairs = zip(steps, run.steps.column(axis), strict=True)
+        at[axis] = {int(step): _short(value) for step, value in pairs}
+    return lambda step, axis: 0 if step == 0 else at[axis].get(step)
+
+
+def _columns_of(curve: Curve, run: RunData) -> dict[str, str]:
+    """Columns of a curve that this run has, each with its name in the legend."""
+    steps = run.steps
+    if curve.id == "lr":
+        found = [name for name in steps.columns if name.startswith("lr/")]
+        same = {tuple(steps.columns[name]) for name in found}
+        if len(same) == 1:
+            return {found[0]: ""}
+        return {name: name.removeprefix("lr/") for name in found}
+    if curve.id == "throughput":
+        counts = "tokens" if any(steps.column("tokens")) else "samples"
+        column = f"{counts}_per_second"
+        return {column: f"{counts}/s"} if steps.has(column) else {}
+    found = [name for name in curve.columns if steps.has(name)]
+    named = {"step_seconds": "update", "data_seconds": "waiting for data"}
+    return {name: named.get(name, "") for name in found}
+
+
+def _is_flat(steps: Steps, columns: Mapping[str, str]) -> bool:
+    return all(len(set(steps.columns[name])) <= 1 for name in columns)
+
+
+def _buckets(count: int, most_points: int, buckets: int) -> list[range]:
+    """Ranges of rows, one for each point."""
+    if count <= most_points:
+        return [range(i, i + 1) for i in range(count)]
+    edges = [round(i * count / buckets) for i in range(buckets + 1)]
+    return [range(a, b) for a, b in pairwise(edges)]
+
+
+def _step_grid(run: RunData, rows: Sequence[range], clock: _Clock) -> dict[str, Any]:
+    grid: dict[str, Any] = {}
+    for axis in ("step", "tokens", "samples"):
+        column = run.steps.column(axis)
+        if any(column):
+            grid[axis] = [int(column[bucket[-1]]) for bucket in rows]
+    times = run.steps.column("time")
+    grid["time"] = [_short(clock(times[bucket[-1]])) for bucket in rows]
+    return grid
+
+
+def _values(column: Sequence[float], rows: Sequence[range]) -> dict[str, Any]:
+    """`y`, and `lo` and `hi` where a point stands for several rows."""
+    if all(len(bucket) == 1 for bucket in rows):
+        return {"y": [_finite(column[bucket[0]]) for bucket in rows]}
+    y, low, high = [], [], []
+    for bucket in rows:
+        values = [column[i] for i in bucket if math.isfinite(column[i])]
+        y.append(_short(sum(values) / len(values)) if values else None)
+        low.append(_short(min(values)) if values else None)
+        high.append(_short(max(values)) if values else None)
+    return {"y": y, "lo": low, "hi": high}
+
+
+def _finite(value: float) -> float | None:
+    return _short(value) if math.isfinite(value) else None
+
+
+def _short(value: float) -> float:
+    """As many digits as an eye can tell apart."""
+    if value == 0 or not math.isfinite(value):
+        return 0.0
+    digits = max(DIGITS, math.ceil(math.log10(abs(value))) + 1)
+    rounded = float(f"{value:.{digits}g}")
+    return int(rounded) if rounded.is_integer() else rounded
+
+
+def _placed(mark: Mapping[str, Any], run: RunData) -> dict[str, Any]:
+    """A mark with its place on each axis, so that the script needs to look up nothing."""
+    steps = run.steps.column("step")
+    step = float(mark["step"])
+    index = min(bisect_left(steps, step), run.steps.count - 1)
+    placed = {**mark}
+    if index >= 0:
+        placed["tokens"] = _short(run.steps.column("tokens")[index]) if step else 0
+        placed["samples"] = _short(run.steps.column("samples")[index]) if step else 0
+    if run.stretches and mark.get("time"):
+        placed["time"] = _short(elapsed_at(run.stretches, float(mark["time"])))
+    elif index >= 0:
+        placed["time"] = _short(_Clock(run)(run.steps.column("time")[index]))
+    return placed
