@@ -5,9 +5,11 @@ All faults, problems and seeds are scored by `make doctor-score`; here is one of
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,9 +17,11 @@ from diagnosis.healthy_runs import KINDS, healthy
 from diagnosis.problems import PROBLEMS
 from diagnosis.sick_runs import FAULTS, problems_of, sick
 from surefoot.core.finding import Finding
+from surefoot.core.reports import Event
 from surefoot.diagnosis.causes import all_causes
 from surefoot.diagnosis.doctor import Diagnosis, examine
 from surefoot.diagnosis.readers import read_recording
+from surefoot.diagnosis.recording import RecordingBuilder
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -86,6 +90,40 @@ def test_scale_of_the_loss_does_not_matter(tmp_path: Path) -> None:
             else:
                 row["metrics"]["loss"] *= 1000
         assert slugs(diagnosed(log.write(tmp_path / "log.jsonl")).findings)[:1] == [slug]
+
+
+def test_any_log_is_read_without_an_error() -> None:
+    for seed in range(250):
+        _read_a_made_up_log(np.random.default_rng(seed))
+
+
+def _read_a_made_up_log(random: np.random.Generator) -> None:
+    """Short, empty, constant, huge or broken columns, in any mixture."""
+    builder = RecordingBuilder("log", "made up")
+    names = ["loss", "lr", "grad_norm", "weight_norm", "loss_scale", "weight", "epoch", "tokens"]
+    names += ["val_loss", "val_accuracy", "step_seconds", "data_seconds", "memory_bytes", "applied"]
+    names += ["grad_norm/a", "grad_norm/b", "device_utilization"]
+    kinds = (
+        lambda n: 0.0,
+        lambda n: 1.0,
+        lambda n: float(random.normal()),
+        lambda n: float(n),
+        lambda n: -float(n),
+        lambda n: float(np.exp(random.normal() * 5)),
+        lambda n: float(random.choice([np.nan, np.inf, -np.inf, 1.0, 2.0])),
+        lambda n: float("nan"),
+    )
+    chosen = {name: kinds[random.integers(len(kinds))] for name in names if random.random() < 0.7}
+    for n in range(int(random.choice([0, 1, 2, 3, 7, 12, 40, 200]))):
+        row = {name: make(n) for name, make in chosen.items() if random.random() < 0.9}
+        builder.add({"step": n if random.random() < 0.98 else n // 2, **row})
+    if random.random() < 0.5:
+        builder.events.append(Event("resume", 5, "resumed"))
+    with np.errstate(all="raise", under="ignore"):
+        diagnosis = examine(builder.build())
+    for finding in (*diagnosis.findings, *diagnosis.consequences):
+        assert "nan" not in finding.message.lower().replace("is nan", "").replace("into nan", "")
+        json.dumps(finding.as_json())
 
 
 def test_every_cause_is_explained_and_has_a_bad_run() -> None:

@@ -53,10 +53,17 @@ class Signals:
     def initial(self) -> float:
         """The loss before anything was learnt: the level of the first rows; where that is far from
         the very first value, the value."""
+        if not len(self.loss):
+            return float("nan")
         series, start = self.loss.series, self.loss.start
         first = float(series.values[0])
-        jumped = series.steps[0] <= 1 and abs(first - start) > 0.2 * abs(first)
+        jumped = self.begins_at_start and abs(first - start) > 0.2 * abs(first)
         return first if jumped else start
+
+    @property
+    def begins_at_start(self) -> bool:
+        """Whether the first loss of the log is that of the first update."""
+        return len(self.loss) > 0 and self.loss.series.steps[0] <= 1
 
     @cached_property
     def relative_drop(self) -> float:
@@ -156,6 +163,12 @@ class Signals:
         return float(np.abs(norms / norms[0] - 1).max())
 
     @cached_property
+    def weights_known_from_start(self) -> bool:
+        """Whether the first weight norm is that of weights that had hardly been trained."""
+        norms = self.recording["weight_norm"].finite
+        return len(norms) > 0 and norms.steps[0] <= max(5, 0.02 * self.recording.last_step)
+
+    @cached_property
     def rate_sum(self) -> float | None:
         """Sum of the rates of all updates; an adaptive optimizer moves no weight further."""
         if not len(self.rate):
@@ -217,6 +230,8 @@ class Signals:
         if not self.recording.has("epoch"):
             return np.empty(0)
         _, epochs, _ = self.recording.aligned("epoch", "loss")
+        if not np.isfinite(epochs).all():
+            return np.empty(0)
         whole = np.floor(epochs)
         return np.flatnonzero(np.diff(whole, prepend=whole[:1] - 1) > 0).astype(np.float64)
 

@@ -45,7 +45,8 @@ class RateTooHigh(Cause):
     def look(self, signals: Signals) -> Verdict | None:
         if signals.broke_at is not None:
             return _broken(signals)
-        if signals.weight_motion is not None and signals.weight_motion < MOVED:
+        motion = signals.weight_motion
+        if signals.weights_known_from_start and motion is not None and motion < MOVED:
             return None
         if not signals.has_shape or signals.weight_motion == 0.0:
             return None

@@ -40,7 +40,7 @@ class RateTooLow(Cause):
 
     def look(self, signals: Signals) -> Verdict | None:
         loss = signals.loss
-        if not signals.has_shape or signals.broke_at is not None:
+        if not signals.has_shape or signals.broke_at is not None or not len(signals.rate):
             return None
         if signals.weight_motion == 0.0 and not signals.rate_is_nothing:
             return None

@@ -48,7 +48,9 @@ class GradientsNotCleared(Cause):
         growth = float(gradient.smooth.max()) / first
         early = float(values[min(4, len(values) - 1)]) / first
         sums = values[1:5] / (first * np.arange(2, 6))
-        adds_up = bool((np.abs(sums - 1) < 0.25).all())
+        steps = gradient.series.steps[:5]
+        each = steps[0] <= 1 and bool((np.diff(steps) == 1).all())
+        adds_up = each and bool((np.abs(sums - 1) < 0.25).all())
         if growth < 5 or early < 1.8 or not (adds_up or jump < 0.08):
             return None
         return Verdict(

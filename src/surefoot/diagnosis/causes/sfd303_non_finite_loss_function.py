@@ -57,7 +57,7 @@ class NonFiniteLossFunction(Cause):
             )
         if np.isfinite(value):
             return Verdict(
-                f"At step {step} the loss is {value:.4g} and its gradient norm {norm}: a function"
+                f"At step {step} the loss is {value:.4g} and its gradient is not finite: a function"
                 f" with"
                 " an infinite slope there, such as sqrt(0) or a norm of zeros.",
                 weight=0.87,

@@ -46,11 +46,16 @@ class LabelsUnrelated(Cause):
         text = ""
         if len(validation):
             text = f" {signals.validation_name}/loss stays, too ({validation.values[-1]:.4g})."
+        known = motion is not None
+        moves = (
+            f"though the weights moved by {motion:.2g} of their norm"
+            if known
+            else "and the log does not say whether the weights move: it may be them"
+        )
         return Verdict(
             f"The loss stays at {loss.end:.4g} (first {signals.initial:.4g}) over"
-            f" {signals.recording.last_step} updates, though weights move and gradients are"
-            f" there.{text}",
-            weight=0.7,
+            f" {signals.recording.last_step} updates, {moves}.{text}",
+            weight=0.7 if known else 0.5,
             evidence={
                 "first_loss": signals.initial,
                 "last_loss": loss.end,

@@ -45,7 +45,7 @@ class UnevenBatches(Cause):
 
     def look(self, signals: Signals) -> Verdict | None:
         loss, weight = signals.recording.aligned("loss", "weight")[1:]
-        sound = np.isfinite(loss) & (weight > 0)
+        sound = np.isfinite(loss) & np.isfinite(weight) & (weight > 0)
         loss, weight = loss[sound], weight[sound]
         if len(loss) < 30:
             return None

@@ -89,6 +89,8 @@ def _progress_per_rate(signals: Signals) -> tuple[float, float]:
 
 def _after_softmax(signals: Signals) -> Verdict | None:
     loss = signals.loss
+    if not signals.begins_at_start or signals.initial <= 0:
+        return None
     known = signals.recording.facts.get("num_classes")
     classes = known if isinstance(known, int) else round(math.exp(min(signals.initial, 20.0)))
     if classes < 2 or abs(math.log(classes) - signals.initial) > 0.02 * signals.initial:
@@ -124,7 +126,7 @@ def _after_softmax(signals: Signals) -> Verdict | None:
             evidence=evidence,
         )
     near = (loss.end - floor) / max(signals.initial - floor, 1e-30)
-    if not stalls or near > 0.35 or signals.relative_drop < 0.1:
+    if not stalls or near > 0.22 or signals.relative_drop < 0.1:
         return None
     return Verdict(
         f"The loss stalls at {loss.end:.4g}, just above {floor:.4g}, the floor of cross-entropy"

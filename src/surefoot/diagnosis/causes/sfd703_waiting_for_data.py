@@ -38,7 +38,8 @@ class WaitingForData(Cause):
 
     def look(self, signals: Signals) -> Verdict | None:
         _, seconds, waiting = signals.recording.aligned("step_seconds", "data_seconds")
-        seconds, waiting = seconds[2:], waiting[2:]
+        sound = np.isfinite(seconds) & np.isfinite(waiting) & (seconds >= 0) & (waiting >= 0)
+        seconds, waiting = seconds[sound][2:], waiting[sound][2:]
         if len(seconds) < SHORTEST or float(seconds.sum()) <= 0:
             return None
         lost = float(waiting.sum() / seconds.sum())

@@ -32,6 +32,8 @@ class DeviceUnderused(Cause):
     )
 
     def look(self, signals: Signals) -> Verdict | None:
+        if str(signals.recording.facts.get("device", "")).startswith("cpu"):
+            return None  # What is recorded there is the load of the machine.
         shares = signals.recording["device_utilization"].finite.values
         if len(shares) < SHORTEST:
             return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from surefoot.core.finding import Certainty, Severity
@@ -68,7 +70,8 @@ def _judge(signals: Signals, place: int) -> Verdict | None:
     jump = float(np.median(after)) - level
     rows = loss.series.rows
     rates = [signals.at("lr", int(rows[p])) for p in (place - 1, place)]
-    factor = rates[1] / rates[0] if rates[0] and rates[1] else 1.0
+    known = rates[0] and rates[1] and math.isfinite(rates[0]) and math.isfinite(rates[1])
+    factor = rates[1] / rates[0] if known and rates[0] and rates[1] else 1.0
     jumps = jump > max(4 * noise, 0.05 * abs(level))
     odd_rate = not 0.5 < factor < 2.0
     if not jumps and not odd_rate:
