@@ -42,6 +42,7 @@ help:
 	@echo "make docs      build the pages in docs/ into site/"
 	@echo "make bench     host time of an update against a bare loop"
 	@echo "make doctor-score  some 300 bad and healthy runs: how often the doctor is right"
+	@echo "make test-ranks  every layout and launch of several ranks (CPU)"
 	@echo "make test-gpu  the tests that need a CUDA device"
 	@echo "make clean     remove the environment and the caches; runs/ stays"
 
@@ -58,7 +59,7 @@ demo: $(VENV)/.ready-demo
 	GOMP_SPINCOUNT=$${GOMP_SPINCOUNT:-10000} $(BIN)/surefoot train
 
 test: $(VENV)/.ready-test
-	$(BIN)/python -m pytest -q -n $(JOBS) -m "not gpu"
+	$(BIN)/python -m pytest -q -n $(JOBS) -m "not gpu and not ranks_full"
 
 lint: $(VENV)/.ready-lint docs
 	$(BIN)/ruff check .
@@ -72,6 +73,9 @@ bench: $(VENV)/.ready-demo
 
 doctor-score: $(VENV)/.ready-test
 	$(BIN)/python tests/diagnosis/score.py
+
+test-ranks: $(VENV)/.ready-test
+	$(BIN)/python -m pytest -q -m "not gpu" tests/parallel tests/memory
 
 test-gpu: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -q -m gpu

@@ -104,6 +104,7 @@ def test_the_rank_that_failed_first_is_heard_alone(here: Path) -> None:
     assert "Connection closed" not in ended.stderr
 
 
+@pytest.mark.ranks_full
 def test_a_killed_rank_is_named_and_nobody_stays(here: Path) -> None:
     write_recipe(here, "killed")
     ended = run(here, *command("--nproc", "2"))
@@ -152,6 +153,7 @@ def wait_for_rows(folder: Path, count: int) -> None:
     raise AssertionError("no update was logged")
 
 
+@pytest.mark.ranks_full
 def test_ranks_end_with_their_launcher(here: Path) -> None:
     write_recipe(here, seconds=0.1)
     launched = subprocess.Popen(
@@ -175,7 +177,7 @@ def test_a_mesh_that_does_not_fit_is_refused_before_anything_starts(here: Path) 
     assert not (here / "runs").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.ranks_full
 def test_torchrun_starts_the_same(here: Path) -> None:
     write_recipe(here)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import closing
 from functools import cache
 from typing import Any
 
@@ -10,7 +12,9 @@ import torch
 
 from parallel.checks import assert_alike
 from parallel.rank_pool import RankPool
-from parallel.small_runs import Seen, settings_of, train
+from parallel.small_runs import Seen, assembled, settings_of, train
+from surefoot.data.order import Cursor
+from surefoot.parallel.parts import local_part
 
 DOUBLE, SINGLE = torch.float64, torch.float32
 
@@ -38,17 +42,24 @@ def sharded(parallel: dict[str, Any], num_ranks: int, optimizer: str = "adamw") 
 
 
 @pytest.mark.parametrize("shards", ["optimizer", "gradients", "parameters"])
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=pytest.mark.ranks_full), 4])
 def test_shards_train_as_one_process(ranks: RankPool, num_ranks: int, shards: str) -> None:
     settings = sharded({"shard": num_ranks, "shards": shards}, num_ranks)
     found = ranks.run(num_ranks, train, "gpt", settings, 20, DOUBLE)
     assert_alike(found, alone(DOUBLE), 1e-10)
 
 
-def test_copies_of_shards_train_as_one_process(ranks: RankPool) -> None:
-    for shards in ("optimizer", "gradients", "parameters"):
-        settings = sharded({"shard": 2, "replicate": 2, "shards": shards}, 4)
-        assert_alike(ranks.run(4, train, "gpt", settings, 20, DOUBLE), alone(DOUBLE), 1e-10)
+@pytest.mark.parametrize(
+    "shards",
+    [
+        pytest.param("optimizer", marks=pytest.mark.ranks_full),
+        pytest.param("gradients", marks=pytest.mark.ranks_full),
+        "parameters",
+    ],
+)
+def test_copies_of_shards_train_as_one_process(ranks: RankPool, shards: str) -> None:
+    settings = sharded({"shard": 2, "replicate": 2, "shards": shards}, 4)
+    assert_alike(ranks.run(4, train, "gpt", settings, 20, DOUBLE), alone(DOUBLE), 1e-10)
 
 
 def test_in_float32(ranks: RankPool) -> None:
@@ -70,3 +81,28 @@ def test_sgd_steps_shards_without_its_fused_kernel(ranks: RankPool) -> None:
 def test_with_recompute(ranks: RankPool) -> None:
     settings = {**sharded({"shard": 2}, 2), "memory": {"recompute": "blocks"}}
     assert_alike(ranks.run(2, train, "gpt", settings, 20, DOUBLE), alone(DOUBLE), 1e-10)
+
+
+def held_bytes(parallel: dict[str, Any]) -> tuple[int, int]:
+    """Bytes of parameters and of optimizer state on this rank, after an update."""
+    assembly = assembled("gpt", settings_of(4 if parallel else 1, parallel=parallel))
+    trainable = assembly.trainable
+    with closing(assembly.open_windows(Cursor())) as windows:  # type: ignore[type-var]
+        trainable.update(next(windows))
+        trainable.log.settle()
+    assembly.close()
+
+    def size(tensors: Iterable[torch.Tensor]) -> int:
+        return sum(t.numel() * t.element_size() for t in map(local_part, tensors))
+
+    state = trainable.optimizer.optimizer.state.values()
+    moments = [s[key] for s in state for key in ("exp_avg", "exp_avg_sq")]
+    return size(trainable.state.model.parameters()), size(moments)
+
+
+def test_each_rank_holds_its_part(ranks: RankPool) -> None:
+    parameters, moments = held_bytes({})
+    for shards in ("optimizer", "gradients", "parameters"):
+        held = ranks.run(4, held_bytes, {"shard": 4, "shards": shards})
+        # Every dim is a multiple of four here.
+        assert held == [(parameters // 4, moments // 4)] * 4

@@ -55,8 +55,15 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("is_gpt2", [False, True])
-@pytest.mark.parametrize("name", LAYOUTS)
+def kept_for_later(name: str, is_gpt2: bool) -> Any:
+    """One style of model for each layout in every run of the tests, the other on demand."""
+    later = is_gpt2 == (name in ("TP+SP", "TPxFSDP"))
+    return pytest.param(name, is_gpt2, marks=[pytest.mark.ranks_full] if later else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "is_gpt2"), [kept_for_later(n, g) for n in LAYOUTS for g in (False, True)]
+)
 def test_cut_layers_train_as_one_process(ranks: RankPool, name: str, is_gpt2: bool) -> None:
     num_ranks, parallel = LAYOUTS[name]
     settings = settings_of(num_ranks // 2, parallel=parallel, **sections())
@@ -74,6 +81,7 @@ def test_an_axis_that_divides_no_heads_is_refused(ranks: RankPool) -> None:
     assert "use parallel.tensor=2" in str(error)
 
 
+@pytest.mark.ranks_full
 def test_with_recompute(ranks: RankPool) -> None:
     parallel = {"tensor": 2, "shard": 2, "cut_sequence": True}
     settings = settings_of(2, parallel=parallel, memory={"recompute": "selective"}, **sections())

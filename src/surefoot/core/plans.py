@@ -7,7 +7,7 @@ model of the same family in another library's class is known too.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
 
@@ -36,18 +36,15 @@ class TensorPlan:
     Args:
         name: of the family.
         styles: pattern of the layer's dotted name to its style; the first that matches counts.
-        attention: pattern of the modules whose first input is gathered where the sequence is cut.
-        feedforward: the same, for the part that follows.
-        attention_input: name of that input where the module is called by name.
         sizes: what the tensor axis must divide, as names of the model's configuration.
+        gathered: pattern of the modules whose first input is gathered where the sequence is cut,
+            and how many inputs they take; none where the family cannot be cut so.
     """
 
     name: str
     styles: Mapping[str, TensorStyle]
-    attention: str
-    feedforward: str
-    attention_input: str
     sizes: tuple[str, ...]
+    gathered: Mapping[str, int] = field(default_factory=dict)
 
     def style(self, layer: str) -> TensorStyle | None:
         """The style of a layer; None where the plan does not know it."""
@@ -74,10 +71,8 @@ GPT_PLAN = TensorPlan(
         "norm": TensorStyle.WHOLE,
         "head": TensorStyle.LOGITS,
     },
-    attention="blocks.*.attention",
-    feedforward="blocks.*.feedforward",
-    attention_input="hidden",
     sizes=("num_heads", "num_kv_heads", "feedforward_dim", "vocabulary_size"),
+    gathered={"blocks.*.attention": 3, "blocks.*.feedforward": 1},
 )
 
 LLAMA_PLAN = TensorPlan(
@@ -95,12 +90,10 @@ LLAMA_PLAN = TensorPlan(
         "model.norm": TensorStyle.WHOLE,
         "lm_head": TensorStyle.LOGITS,
     },
-    attention="model.layers.*.self_attn",
-    feedforward="model.layers.*.mlp",
-    attention_input="hidden_states",
     sizes=("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size"),
 )
-"""Llama, Qwen 2 and 3 and Mistral, as transformers names their layers."""
+"""Llama, Qwen 2 and 3 and Mistral, as transformers names their layers. Their forward counts the
+positions of what leaves the embedding, so the sequence stays whole."""
 
 TENSOR_PLANS = (GPT_PLAN, LLAMA_PLAN)
 

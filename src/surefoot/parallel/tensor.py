@@ -96,11 +96,18 @@ def cut_layers(model: nn.Module, mesh: DeviceMesh, *, cut_sequence: bool) -> Non
             rule="plans are known for our GPT and for transformers' Llama, Qwen and Mistral",
             remedy="use parallel.shard, which cuts any model",
         )
+    if cut_sequence and not plan.gathered:
+        raise RequestError(
+            f"the sequence of a {type(model).__name__} cannot be cut",
+            where="parallel.cut_sequence",
+            rule=f"the plan of the {plan.name} family says how layers are cut, not sequences",
+            remedy="leave parallel.cut_sequence out",
+        )
     check_sizes(model, plan, mesh.size())
     aliases = shared_parameters(model)
     styles = {name: style_of(plan.style(name), cut_sequence) for name in layers}
     if cut_sequence:
-        styles |= {name: gathered_input(plan, part) for name, part in gathering(model, plan)}
+        styles |= {name: gathered_input(count) for name, count in gathering(model, plan)}
     parallelize_module(model, mesh, styles)
     for alias, name in aliases.items():
         owner, _, attribute = alias.rpartition(".")
@@ -145,27 +152,19 @@ def style_of(style: TensorStyle | None, cut_sequence: bool) -> ParallelStyle:
             return HeldWhole(Replicate())
 
 
-def gathering(model: nn.Module, plan: TensorPlan) -> Iterator[tuple[str, str]]:
-    """Modules that need the whole sequence, with the name of their input; "" for the first."""
-    for name, module in model.named_modules():
-        if any(True for _ in module.parameters(recurse=False)):
-            continue
-        if fnmatchcase(name, plan.attention) and name.count(".") == plan.attention.count("."):
-            yield name, plan.attention_input
-        elif fnmatchcase(name, plan.feedforward) and name.count(".") == plan.feedforward.count("."):
-            yield name, ""
+def gathering(model: nn.Module, plan: TensorPlan) -> Iterator[tuple[str, int]]:
+    """Modules that need the whole sequence, with how many inputs they take."""
+    for name, _ in model.named_modules():
+        for pattern, num_inputs in plan.gathered.items():
+            if name.count(".") == pattern.count(".") and fnmatchcase(name, pattern):
+                yield name, num_inputs
 
 
-def gathered_input(plan: TensorPlan, name: str) -> ParallelStyle:
-    """Gathers the sequence of a module's first input, or of the one that is passed by name."""
-    if name and plan.name != "gpt":
-        return PrepareModuleInput(
-            input_kwarg_layouts={name: Shard(1)},
-            desired_input_kwarg_layouts={name: Replicate()},
-        )
-    more = (None, None) if name else ()
+def gathered_input(num_inputs: int) -> ParallelStyle:
+    """Gathers the sequence of a module's first input; the others are whole."""
+    others = (None,) * (num_inputs - 1)
     return PrepareModuleInput(
-        input_layouts=(Shard(1), *more), desired_input_layouts=(Replicate(), *more)
+        input_layouts=(Shard(1), *others), desired_input_layouts=(Replicate(), *others)
     )
 
 

@@ -1,0 +1,79 @@
+"""The plan for transformers' families: Llama, Qwen and Mistral cut in two train as one does."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import pytest
+import torch
+
+from parallel.rank_pool import CaseFailed, RankPool
+from parallel.small_runs import VOCABULARY, Recorder, UnevenTexts, settings_of
+from surefoot.assembly import Material, assemble, prepare_process
+from surefoot.config.load import resolve_settings
+from surefoot.core.plans import LLAMA_PLAN, plan_for
+from surefoot.data.order import Cursor
+from surefoot.data.sources.datasets import as_source
+from surefoot.parallel.tensor import layers_of
+from surefoot.tasks.generation import GenerationTask
+
+transformers = pytest.importorskip("transformers")
+FAMILIES = ("Llama", "Qwen2", "Qwen3", "Mistral")
+
+
+def made(family: str) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        family.lower(),
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=4,
+        max_position_embeddings=16,
+        tie_word_embeddings=family == "Qwen2",
+    )
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float64)
+
+
+def losses(family: str, parallel: dict[str, Any]) -> tuple[list[float], list[float]]:
+    """Losses and gradient norms of a few updates."""
+    settings = resolve_settings(settings_of(parallel=parallel)).config
+    prepare_process(settings)
+    material = Material(made(family), GenerationTask(VOCABULARY), as_source(UnevenTexts(), "texts"))
+    assembly = assemble(material, settings)
+    recorder = Recorder()
+    assembly.trainable.log.observers = (recorder,)
+    with closing(assembly.open_windows(Cursor())) as windows:  # type: ignore[type-var]
+        for _ in range(5):
+            assembly.trainable.update(next(windows))
+        assembly.trainable.log.settle()
+    assembly.close()
+    return [r.loss for r in recorder.reports], [r.grad_norm for r in recorder.reports]
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(f, marks=[] if f == "Qwen3" else pytest.mark.ranks_full) for f in FAMILIES],
+)
+def test_a_foreign_family_in_two_parts(ranks: RankPool, family: str) -> None:
+    expected = losses(family, {})
+    for found in ranks.run(2, losses, family, {"tensor": 2}):
+        assert found[0] == pytest.approx(expected[0], rel=1e-10)
+        assert found[1] == pytest.approx(expected[1], rel=1e-9)
+
+
+@pytest.mark.ranks_full
+def test_their_sequence_stays_whole(ranks: RankPool) -> None:
+    with pytest.raises(CaseFailed) as failed:
+        ranks.run(2, losses, "Llama", {"tensor": 2, "cut_sequence": True})
+    assert "the sequence of a LlamaForCausalLM cannot be cut" in str(failed.value.error)
+
+
+def test_every_layer_of_a_family_is_known() -> None:
+    for family in FAMILIES:
+        assert plan_for(name for name, _ in layers_of(made(family))) is LLAMA_PLAN
