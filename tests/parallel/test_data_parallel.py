@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from parallel.checks import assert_alike
-from parallel.rank_pool import RankPool
-from parallel.small_runs import Seen, settings_of, train
+from parallel.rank_pool import CaseFailed, RankPool
+from parallel.small_runs import Pictures, Recorder, Seen, settings_of, train
+from surefoot.assembly import Material, assemble, prepare_process
+from surefoot.config.load import resolve_settings
+from surefoot.core.errors import ModelError
+from surefoot.data.order import Cursor
+from surefoot.data.sources.datasets import as_source
+from surefoot.tasks.classification import ClassificationTask
 
 DOUBLE, SINGLE = torch.float64, torch.float32
 
@@ -40,3 +48,45 @@ def test_metrics_are_those_of_one_process(
     for seen in ranks.run(num_ranks, train, "gpt", settings, 0):
         assert seen.metrics == pytest.approx(expected, rel=1e-12)
     assert expected["samples"] == 37
+
+
+class PartlyIdle(nn.Module):
+    """Uses its second layer for some inputs only; the third never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 3) for _ in range(3))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        first = self.layers[0](inputs)
+        chosen = inputs[:, :1] > 1.0
+        return first + chosen * self.layers[1](inputs) if bool(chosen.any()) else first
+
+
+def train_partly_idle(choice: str, data_ranks: int) -> list[float]:
+    settings = settings_of(data_ranks, parallel={"unused_parameters": choice})
+    resolved = resolve_settings(settings).config
+    prepare_process(resolved)
+    data = as_source(Pictures(), "points")
+    assembly = assemble(Material(PartlyIdle(), ClassificationTask(3), data), resolved)
+    recorder = Recorder()
+    assembly.trainable.log.observers = (recorder,)
+    with closing(assembly.open_windows(Cursor())) as windows:  # type: ignore[type-var]
+        for _ in range(8):
+            assembly.trainable.update(next(windows))
+        assembly.trainable.log.settle()
+    assembly.close()
+    return [report.loss for report in recorder.reports]
+
+
+def test_a_parameter_that_takes_no_part_is_named(ranks: RankPool) -> None:
+    with pytest.raises(CaseFailed) as failed:
+        ranks.run(2, train_partly_idle, "refuse", 2)
+    assert isinstance(failed.value.error, ModelError)
+    assert "layers.2.weight" in str(failed.value.error)
+
+
+def test_or_looked_for(ranks: RankPool) -> None:
+    expected = train_partly_idle("refuse", 1)
+    for found in ranks.run(2, train_partly_idle, "find", 2):
+        assert found == pytest.approx(expected, rel=1e-5)

@@ -6,6 +6,7 @@ The engine has divided by the global denominator already, so a mean would divide
 # No `from __future__ import annotations`: torch reads the types of a communication hook.
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from inspect import signature
 from typing import Any, Final
 
@@ -14,8 +15,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from surefoot.core.errors import ModelError
 from surefoot.parallel.mesh import Mesh
 
+MOST_NAMED: Final = 5
+"""Parameters that an error names."""
 # Newer versions of torch warn of the older name. Our buffers are shared once a window, and tables
 # that follow from the configuration never.
 _NEWER: Final = "forward_sync_buffers"
@@ -26,11 +30,16 @@ _OWN_BUFFERS: Final[dict[str, Any]] = {_NEWER if _NEWER in _KNOWN else "broadcas
 class Replicas:
     """Gradients are reduced during the last backward of a window, once."""
 
-    def __init__(self, wrapped: DistributedDataParallel) -> None:
+    def __init__(self, wrapped: DistributedDataParallel, summing: "Summing") -> None:
         self.wrapped = wrapped
+        self._summing = summing
+        self._trained = {n: p for n, p in wrapped.module.named_parameters() if p.requires_grad}
+        self._num_elements = sum(parameter.numel() for parameter in self._trained.values())
 
     @classmethod
-    def of(cls, model: nn.Module, mesh: Mesh, device: torch.device) -> "Replicas":
+    def of(
+        cls, model: nn.Module, mesh: Mesh, device: torch.device, *, find_unused: bool
+    ) -> "Replicas":
         """Wraps a model that is on its device; the bare module keeps its names and its state."""
         group = mesh.group("replicate")
         wrapped = DistributedDataParallel(
@@ -38,19 +47,47 @@ class Replicas:
             device_ids=[device.index] if device.type == "cuda" else None,
             process_group=group,
             gradient_as_bucket_view=True,
+            find_unused_parameters=find_unused,
             **_OWN_BUFFERS,
         )
-        wrapped.register_comm_hook(group, sum_gradients)
-        return cls(wrapped)
+        summing = Summing(group)
+        wrapped.register_comm_hook(summing, sum_gradients)
+        return cls(wrapped, summing)
 
     def micro_batch(self, is_last: bool) -> AbstractContextManager[object]:
+        self._summing.num_elements = 0
         return nullcontext() if is_last else self.wrapped.no_sync()
 
     def finish(self) -> None:
-        """The last backward has left the sums in `.grad`."""
+        """The last backward has left the sums in `.grad`: of all parameters, or of none.
+
+        Raises:
+            ModelError: a parameter took no part in the last forward; its bucket was never summed.
+        """
+        if self._summing.num_elements == self._num_elements:
+            return
+        idle = [name for name, p in self._trained.items() if p.grad is None]
+        raise ModelError(
+            "a parameter took no part in the loss: the gradients of the replicas were not summed",
+            where=", ".join(idle[:MOST_NAMED]) or "a parameter that earlier micro-batches did use",
+            rule="replicas sum the gradients of all parameters in the last backward of a window",
+            remedy="freeze what is not used (model.frozen), or set "
+            "parallel.unused_parameters=find, which looks for it in each backward",
+        )
 
 
-def sum_gradients(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+@dataclass
+class Summing:
+    """State of the communication hook."""
+
+    group: Any
+    num_elements: int = 0
+    """Elements whose sum was asked for in this backward."""
+
+
+def sum_gradients(summing: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """A communication hook: the sum over the replicas, while the backward goes on."""
-    work = dist.all_reduce(bucket.buffer(), op=dist.ReduceOp.SUM, group=group, async_op=True)
+    buffer = bucket.buffer()
+    summing.num_elements += buffer.numel()
+    work = dist.all_reduce(buffer, op=dist.ReduceOp.SUM, group=summing.group, async_op=True)
     return work.get_future().then(lambda done: done.value()[0])

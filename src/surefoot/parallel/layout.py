@@ -147,7 +147,8 @@ def lay_out(model: nn.Module, device: torch.device, wishes: Wishes, place: Place
         # Copies of a model whose layers are cut are shards of one rank each.
         shards = Shards.of(model, section, mesh, wishes.compute_dtype)
         return LaidOut(model, shards, is_sharded=True, cut=shards.cut)
-    replicas = Replicas.of(model, mesh, device)
+    find_unused = section.unused_parameters == "find"
+    replicas = Replicas.of(model, mesh, device, find_unused=find_unused)
     return LaidOut(replicas.wrapped, replicas)
 
 

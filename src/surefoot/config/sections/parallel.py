@@ -33,5 +33,7 @@ class ParallelSection(Section):
     traffic under bf16, and then norms run in bf16 too."""
     cut_sequence: bool = False
     """With `tensor`: norms see parts of the sequence (sequence parallel), which saves memory."""
+    unused_parameters: Literal["refuse", "find"] = "refuse"
+    """Parameters that a replica's loss does not depend on: an error, or looked for each time."""
     deadline: Duration = Seconds(600)
     """Longest wait for another rank."""
