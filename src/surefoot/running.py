@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,7 +27,8 @@ from surefoot.engine.cadence import AtEnd, Cadence, Every, Horizon, Unit
 from surefoot.engine.evaluate import OpenSet
 from surefoot.engine.interrupt import StopOnSignal
 from surefoot.engine.loop import Loop, LoopParts, Outcome
-from surefoot.engine.window import Window
+from surefoot.engine.spike_guard import RollBack
+from surefoot.engine.window import Window, leaving_out
 from surefoot.observe.events import EventKind, EventLog, failure_event
 from surefoot.observe.metrics_log import MetricsLog, read_rows
 from surefoot.observe.metrics_schema import number
@@ -36,10 +37,10 @@ from surefoot.observe.probes import UtilizationProbe
 from surefoot.observe.run_folder import RunFolder
 from surefoot.observe.watch import HangWatch, stacks_path
 from surefoot.parallel.ranks import Ranks
-from surefoot.state.checkpoint import newest_whole
+from surefoot.state.checkpoint import list_checkpoints, newest_whole, step_of
 from surefoot.state.commit import Draft
 from surefoot.state.manifest import Manifest
-from surefoot.state.retention import DECIDING_KEY, EPHEMERAL_KEY, Keep, Retention
+from surefoot.state.retention import DECIDING_KEY, EPHEMERAL_KEY, Keep, Retention, delete
 from surefoot.state.saver import SaveKind, SavePolicy, Saver, Tell
 from surefoot.state.shards import pieces_of
 from surefoot.together import SharedFolder, SilentLog
@@ -213,13 +214,52 @@ class FolderRun:
         draft = Draft(step, pieces, snapshot.values, about, still_owner=still_owner)
         return self.saver.save(draft, kind)
 
+    def _roll_back(self, roll_back: RollBack) -> None:
+        """Puts everything back to the newest checkpoint before the spike, and notes what to leave.
+
+        The checkpoint is published anew with that note; those of the updates that are undone go.
+
+        Raises:
+            CheckpointError: there is none that is old enough.
+        """
+        self.saver.finish()
+        state, spikes = self.assembly.trainable.state, self.assembly.trainable.log.guard.spikes
+        checkpoints, ranks = self.folder.checkpoints_path, self.assembly.place.ranks
+        path, _, snapshot, _ = newest_whole(checkpoints, ranks, last_step=roll_back.last_step)
+        with spikes.remembering(roll_back):
+            offsets = state.restore(snapshot)
+        moved = self.metrics_log.resume_at(offsets["metrics"])
+        self.save(SaveKind.FINAL)
+        if ranks.rank == 0:
+            for newer in list_checkpoints(checkpoints):
+                if step_of(newer) > state.progress.step:
+                    delete(newer)
+        self.tell(
+            EventKind.ROLL_BACK,
+            f"back to {path.name}, before the spike in window {roll_back.spike_window}; windows "
+            f"{roll_back.left_out[0]} to {roll_back.left_out[-1]} will be left out",
+            {
+                "checkpoint": path.name,
+                "moved_rows": moved.name if moved else None,
+                **asdict(roll_back),
+            },
+        )
+
     def _evaluate(self) -> str | None:
         self.saver.poll()
         return self.assembly.evaluate()
 
     def _open_windows(self, cursor: Any) -> Iterator[Window]:
-        with closing(cast(Any, self.assembly.open_windows(cursor))) as windows:
-            yield from self.watch.beating(windows, "an update")
+        trainable = self.assembly.trainable
+        with closing(cast(Any, self.assembly.open_windows(cursor))) as opened:
+            windows = self.watch.beating(opened, "an update")
+            if trainable.log.guard.spikes.roll_backs:
+                windows = leaving_out(
+                    windows,
+                    trainable.state.progress.window + 1,
+                    trainable.log.guard.spikes.is_left_out,
+                )
+            yield from windows
 
     def _leave_when(self, cut: Cut) -> None:
         """An evaluation or a wait for data is left where `cut()` says so."""
@@ -250,6 +290,8 @@ class FolderRun:
                 stop_request=stop,
                 decided_before=assembly.decisions.end,
                 clock=make_clock(assembly),
+                roll_back=self._roll_back,
+                saves_first=settings.guard.spikes == "roll-back",
                 slow_first_update=settings.train.compile != "off",
             )
         )

@@ -66,6 +66,13 @@ class TrainStep:
                 remedy="leave it out, and call step(first, second, third, fourth)",
             )
         self.settings: Settings = resolve_settings({**settings, "train": train}).config
+        if self.settings.guard.spikes == "roll-back":
+            raise RequestError(
+                "TrainStep cannot roll back",
+                where="guard.spikes",
+                rule="going back takes checkpoints and data that are the run's own",
+                remedy="use guard.spikes=skip or log, or a Trainer",
+            )
         self.task = as_task(task)
         self.device = prepare_device(self.settings)
         if find_place(self.settings.parallel, self.device).mesh is not None:

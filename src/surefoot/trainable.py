@@ -26,6 +26,7 @@ from surefoot.engine.guard import Guard, NonFinitePolicy
 from surefoot.engine.passes import Pass, PlainPass, RanksPass
 from surefoot.engine.reporting import ReportLog
 from surefoot.engine.signals import Signals
+from surefoot.engine.spike_guard import SpikeGuard, SpikePolicy, SpikeSettings
 from surefoot.engine.step import Update, UpdateParts
 from surefoot.numerics.clipping import ClipNorm, NoClip, global_norm, gradients_of, weight_norm
 from surefoot.numerics.loss_scaling import DynamicLossScale, LossScale, NoLossScale, StaticLossScale
@@ -82,7 +83,8 @@ def make_trainable(
     )
     laid_out = lay_out(model, device, wishes, place)
     ledger = make_ledger(model, settings.optimizer)
-    skipping = precision.needs_loss_scale or settings.guard.non_finite == "skip"
+    answers = {settings.guard.non_finite, settings.guard.spikes}
+    skipping = precision.needs_loss_scale or "skip" in answers
     optimizer = build_optimizer(settings.optimizer, ledger, device, skipping)
     loss_scale = make_loss_scale(settings, precision, device)
     average = WeightEma(model, settings.ema.decay) if settings.ema.kind == "on" else NoAverage()
@@ -90,14 +92,7 @@ def make_trainable(
     stopping = _stopping_state(settings)
     guard = make_guard(settings, loss_scale, optimizer)
     clip_norm = settings.train.clip_norm
-    log = ReportLog(
-        Progress(),
-        guard,
-        observers,
-        clip_norm=float("inf") if clip_norm == "off" else float(clip_norm),
-        counts_tokens=task.unit == "tokens",
-        memory_bytes=MemoryProbe(device),
-    )
+    log = make_log(settings, guard, task, device, observers)
     every = settings.log.weight_norm_every
     joint = joint_parts(laid_out, model, task, precision, place, ledger.parameters)
     update = Update(
@@ -148,6 +143,25 @@ def make_trainable(
     )
 
 
+def make_log(
+    settings: Settings,
+    guard: Guard,
+    task: Task,
+    device: torch.device,
+    observers: Sequence[Observer],
+) -> ReportLog:
+    """The log of updates, at the beginning of a run."""
+    clip_norm = settings.train.clip_norm
+    return ReportLog(
+        Progress(),
+        guard,
+        observers,
+        clip_norm=float("inf") if clip_norm == "off" else float(clip_norm),
+        counts_tokens=task.unit == "tokens",
+        memory_bytes=MemoryProbe(device),
+    )
+
+
 def make_guard(settings: Settings, loss_scale: LossScale, optimizer: UpdateOptimizer) -> Guard:
     """The guard that the settings ask for."""
     return Guard(
@@ -155,6 +169,14 @@ def make_guard(settings: Settings, loss_scale: LossScale, optimizer: UpdateOptim
         skip_budget=settings.guard.skip_budget,
         dynamic_loss_scale=isinstance(loss_scale, DynamicLossScale),
         optimizer_skips=optimizer.skips is not SkipKind.NEVER,
+        spikes=SpikeGuard(
+            SpikeSettings(
+                policy=SpikePolicy(settings.guard.spikes),
+                budget=settings.guard.spike_budget,
+                num_rolled_back=settings.guard.roll_back_updates,
+                num_left_out=settings.guard.leave_out_windows,
+            )
+        ),
     )
 
 

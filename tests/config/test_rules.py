@@ -197,6 +197,12 @@ BROKEN: list[tuple[str, str, dict[str, Any], set[str]]] = [
         {"train.horizon"},
     ),
     ("delta_is_for_huber", "gpt", {**DIABETES, "task.delta": 2.0}, {"task.delta"}),
+    (
+        "the_spike_must_be_left_out",
+        "gpt",
+        {"guard": {"spikes": "roll-back", "leave_out_windows": 100}},
+        {"guard.leave_out_windows"},
+    ),
     ("task_fits_the_data", "images", {"task": {"kind": "regression"}}, {"task.kind"}),
     ("task_fits_the_data", "gpt", {"task": {"kind": "classification"}}, {"task.kind"}),
     ("model_fits_the_data", "images", {"model": GPT["model"]}, {"model.kind"}),

@@ -19,6 +19,7 @@ from surefoot.core.interruption import CutShort
 from surefoot.core.reports import Event
 from surefoot.engine.cadence import AtEnd, Cadence, Horizon, Mark, frontier
 from surefoot.engine.reporting import ReportLog
+from surefoot.engine.spike_guard import RollBack, RolledBack
 from surefoot.engine.step import Update
 from surefoot.engine.window import Window
 from surefoot.state.run_state import Progress
@@ -81,6 +82,10 @@ class LoopParts:
     """Why evaluations before a resume have ended the run already, or None."""
     clock: Callable[[], float] = time.monotonic
     """Seconds; the same on all ranks."""
+    roll_back: Callable[[RollBack], None] = lambda roll_back: None
+    """Puts the state back to a checkpoint before the spike."""
+    saves_first: bool = False
+    """Whether the state before the first update is saved, to go back to."""
     slow_first_update: bool = False
     """Whether the first update compiles: it may be left half done, and loses nothing."""
 
@@ -101,6 +106,13 @@ class Loop:
             SurefootError: whatever the update, the data or a save raises; nothing was published
                 after a non-finite update.
         """
+        while True:
+            try:
+                return self._run_or_leave()
+            except RolledBack as asked:
+                self._roll_back(asked.roll_back)
+
+    def _run_or_leave(self) -> Outcome:
         try:
             return self._run()
         except CutShort:
@@ -115,7 +127,8 @@ class Loop:
             return self._finish(Status.FINISHED, end)
         if stop := parts.stop_request.at_boundary():
             return self._stopped(stop)
-        if parts.slow_first_update and self._saved_step != parts.progress.step:
+        save_first = parts.slow_first_update or parts.saves_first
+        if save_first and self._saved_step != parts.progress.step:
             self._save()
         before = self._mark()
         next_due = self._next_due(before)
@@ -138,6 +151,13 @@ class Loop:
                     return self._stopped(stop)
         parts.log.settle()
         return self._finish(Status.FINISHED, "the data is at its end")
+
+    def _roll_back(self, roll_back: RollBack) -> None:
+        # The time spent is not undone: `_mark` counts it on.
+        self.parts.roll_back(roll_back)
+        self._mark()
+        self._saved_step = self.parts.progress.step
+        self.parts.log.restart_clock()
 
     def _first_update(self, window: Window) -> None:
         # It compiles, for minutes perhaps. Where it was left, nothing has been counted, and the

@@ -14,6 +14,7 @@ from surefoot.core.reports import Event, Observer, StepReport
 from surefoot.engine.guard import Guard
 from surefoot.engine.passes import TOTAL
 from surefoot.engine.signals import PendingReport
+from surefoot.engine.spike_guard import RolledBack
 from surefoot.state.run_state import Progress
 
 KNOWN_SCALARS = frozenset({TOTAL, "grad_norm", "loss_scale", "weight_norm"})
@@ -48,6 +49,7 @@ class ReportLog:
         self._clip_norm = clip_norm
         self._counts_tokens = counts_tokens
         self._memory_bytes = memory_bytes
+        self._sets_limits = guard.spikes.sets_limits
         self._in_flight: PendingReport | None = None
         self._last_time = self._handed_over = time.perf_counter()
 
@@ -62,11 +64,18 @@ class ReportLog:
 
         Raises:
             NonFiniteError: the guard says stop.
+            RolledBack: the guard says go back.
         """
         if self._in_flight is not None:
             pending, self._in_flight = self._in_flight, None
             self._publish(pending)
         return self.progress.step
+
+    def norm_limit(self) -> float:
+        """What the guard lets through of the next update: a gradient norm below this."""
+        if not self._sets_limits:
+            return math.inf
+        return self.guard.spikes.norm_limit(in_flight=self._in_flight is not None)
 
     def weight_in_flight(self) -> float:
         """Loss-bearing items of the update in flight, over all data-parallel ranks."""
@@ -84,7 +93,7 @@ class ReportLog:
         scalars = pending.scalars()
         window = pending.window
         weight = pending.denominators.get(TOTAL, sum(pending.denominators.values()))
-        applied = weight > 0 and math.isfinite(scalars["grad_norm"])
+        applied = weight > 0 and scalars["grad_norm"] < pending.limit
         tokens = round(weight) if self._counts_tokens else 0
         self.progress.consume(window.samples, tokens, window.cursor_after, applied)
         # A device is behind the host: its update ends about when its numbers arrive. One that was
@@ -116,5 +125,8 @@ class ReportLog:
         for observer in self.observers:
             observer.on_step(report)
         event = self.guard.judge(report)
-        if event is not None:
-            self.tell(event)
+        if event is None:
+            return
+        self.tell(event)
+        if (roll_back := self.guard.undo(event)) is not None:
+            raise RolledBack(roll_back)

@@ -7,7 +7,7 @@ changes a weight.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import isfinite
+from math import inf
 from typing import NamedTuple, Protocol
 
 import torch
@@ -41,12 +41,14 @@ class Sent(NamedTuple):
     parcel: Parcel
     known: Mapping[str, float]
     """Scalars that the host knew already."""
+    limit: float
+    """An update with a gradient norm at or above it, or NaN, is not applied."""
 
-    def is_finite(self) -> bool | None:
-        """Whether the gradient norm is finite; None while the device has not come to it."""
+    def is_below_limit(self) -> bool | None:
+        """Whether the update is applied; None while the device has not come to it."""
         if not self.parcel.has_arrived():
             return None
-        return isfinite(self.parcel.read()[self.names.index("grad_norm")])
+        return self.parcel.read()[self.names.index("grad_norm")] < self.limit
 
     def read(self) -> dict[str, float]:
         """Waits for all."""
@@ -63,6 +65,8 @@ class PendingReport(NamedTuple):
     """Waits for them."""
     computed_at_once: bool
     """Whether the update was complete when it was queued, as on a CPU."""
+    limit: float = inf
+    """An update with a gradient norm at or above it, or NaN, was not applied."""
 
 
 class HostMailbox:
@@ -142,11 +146,15 @@ class Signals:
         self._mailbox = HostMailbox()
         self._weight_norms = HostMailbox()
 
-    def send(self, scalars: Mapping[str, Tensor | float]) -> Sent:
-        """Starts the copy of the numbers of an update, once they are queued."""
+    def send(self, scalars: Mapping[str, Tensor | float], limit: float) -> Sent:
+        """Starts the copy of the numbers of an update, once they are queued.
+
+        Args:
+            limit: of its gradient norm; at or above it the update is not applied.
+        """
         tensors = {name: value for name, value in scalars.items() if isinstance(value, Tensor)}
         known = {name: value for name, value in scalars.items() if isinstance(value, float)}
-        return Sent(tuple(tensors), self._mailbox.send(tuple(tensors.values())), known)
+        return Sent(tuple(tensors), self._mailbox.send(tuple(tensors.values())), known, limit)
 
     def report(
         self,
@@ -164,7 +172,7 @@ class Signals:
             def read() -> dict[str, float]:
                 return {**sent.read(), "weight_norm": weight_norm.read()[0]}
 
-        return PendingReport(window, denominators, rates, read, sent.parcel.at_once)
+        return PendingReport(window, denominators, rates, read, sent.parcel.at_once, sent.limit)
 
     @staticmethod
     def skipped(window: Window, denominators: Mapping[str, float]) -> PendingReport:

@@ -8,7 +8,8 @@ the run rolls back.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
@@ -112,6 +113,13 @@ class SpikeGuard:
     def is_left_out(self, window: int) -> bool:
         """Whether a window lies where the run was rolled back."""
         return any(window in roll_back.left_out for roll_back in self.roll_backs)
+
+    @contextmanager
+    def remembering(self, roll_back: RollBack) -> Iterator[None]:
+        """Inside, an older state is put back: what was acted on stays known, and `roll_back`."""
+        num_acted, roll_backs = self.num_acted, [*self.roll_backs, roll_back]
+        yield
+        self.num_acted, self.roll_backs = num_acted, roll_backs
 
     def undo(self, event: Event) -> RollBack | None:
         """The way back that the event asks for, or None."""

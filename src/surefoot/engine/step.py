@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Protocol
 
 from torch import Tensor
@@ -62,6 +61,7 @@ class Update:
 
         Raises:
             NonFiniteError: the guard's policy is to stop, and the update before was not finite.
+            RolledBack: the update before was a spike, and the run is to go back.
         """
         parts = self.parts
 
@@ -82,11 +82,13 @@ class Update:
         loss_scale = parts.loss_scale.value
         parts.loss_scale.unscale_(gradients)
 
-        # 5. The global norm and the finite flag (false for NaN too), on the device. The numbers set
-        #    out for the host.
+        # 5. The global norm and the flag, on the device: finite, and below what the guard lets
+        #    through (false for NaN too). The numbers set out for the host.
         grad_norm = parts.global_norm(gradients)
-        finite = grad_norm < inf
-        sent = parts.signals.send({**losses, "grad_norm": grad_norm, "loss_scale": loss_scale})
+        limit = parts.log.norm_limit()
+        finite = grad_norm < limit
+        numbers = {**losses, "grad_norm": grad_norm, "loss_scale": loss_scale}
+        sent = parts.signals.send(numbers, limit)
 
         # 6. Clip, once per window.
         parts.clip(gradients, grad_norm)
@@ -95,7 +97,7 @@ class Update:
         #    nothing where the flag is non-finite.
         step = parts.log.settle()
         parts.optimizer.set_rate(*parts.course(step))
-        parts.optimizer.step(finite, known=sent.is_finite())
+        parts.optimizer.step(finite, known=sent.is_below_limit())
 
         # 8. Loss scale and average follow, the average only where the weights moved.
         parts.loss_scale.update(finite)

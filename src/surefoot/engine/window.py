@@ -6,7 +6,7 @@ It never looks at a model, and it never splits or reorders what the loader plann
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from surefoot.data.batch import MicroBatch
@@ -84,3 +84,17 @@ def over_ranks(
         samples = (samples_per_epoch if crossed else after.position) - cursor.position
         cursor = after
         yield window._replace(samples=samples)
+
+
+def leaving_out(
+    windows: Iterator[Window], first: int, is_left_out: Callable[[int], bool]
+) -> Iterator[Window]:
+    """The same windows; those that are left out carry no weight, so that they are only counted.
+
+    Args:
+        first: number of the first window, as `StepReport.window` counts.
+    """
+    for number, window in enumerate(windows, start=first):
+        if is_left_out(number):
+            window = window._replace(weights=dict.fromkeys(window.weights, 0.0))
+        yield window

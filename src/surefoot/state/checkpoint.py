@@ -7,6 +7,7 @@ verifies every digest before anything live is touched.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -87,31 +88,42 @@ def list_checkpoints(checkpoints: Path) -> list[Path]:
     )
 
 
+def step_of(checkpoint: Path) -> int:
+    """The step that the name of a checkpoint's folder says."""
+    return int(checkpoint.name[len(STEP_PREFIX) :])
+
+
 def newest_whole(
-    checkpoints: Path, ranks: Ranks | None = None
+    checkpoints: Path, ranks: Ranks | None = None, *, last_step: float = math.inf
 ) -> tuple[Path, Manifest, Snapshot, list[CheckpointError]]:
     """The newest checkpoint that verifies on every rank, and what was wrong with the newer ones.
+
+    Args:
+        last_step: checkpoints of later steps are not looked at.
 
     Raises:
         CheckpointError: there is none; every refusal is listed.
     """
     ranks = ranks or OneRank()
     refused: list[CheckpointError] = []
-    names = ranks.gather("checkpoints", [f.name for f in reversed(list_checkpoints(checkpoints))])
+    found = [f.name for f in reversed(list_checkpoints(checkpoints)) if step_of(f) <= last_step]
+    names = ranks.gather("checkpoints", found)
     for name in names[0]:
         folder = checkpoints / name
         error: CheckpointError | None = None
         try:
-            found = read_checkpoint(folder)
+            read = read_checkpoint(folder)
         except CheckpointError as own:
             error = own
         said = ranks.gather(f"verify {name}", None if error is None else str(error))
         first = next((text for text in said if text is not None), None)
         if first is None:
-            return folder, *found, refused
+            return folder, *read, refused
         refused.append(error or CheckpointError(first, where=f"{folder}, on another rank"))
     raise CheckpointError(
-        "no whole checkpoint was found" + "".join(f"\n{error}" for error in refused),
+        "no whole checkpoint was found"
+        + (f" at or before step {last_step:g}" if last_step < math.inf else "")
+        + "".join(f"\n{error}" for error in refused),
         where=str(checkpoints),
         rule="a resume needs one published, undamaged checkpoint",
         remedy="start the run anew; nothing is started from scratch in silence",
@@ -123,5 +135,6 @@ __all__ = [
     "newest_whole",
     "read_checkpoint",
     "step_folder",
+    "step_of",
     "write_checkpoint",
 ]

@@ -12,6 +12,7 @@ from surefoot.config.sections.run import (
     EarlyStoppingSection,
     EmaSection,
     EvaluateSection,
+    GuardSection,
     PrecisionSection,
     TrainSection,
 )
@@ -130,6 +131,17 @@ def delta_is_for_huber(task: TaskSection) -> Iterator[Violation]:
         )
 
 
+def the_spike_must_be_left_out(guard: GuardSection) -> Iterator[Violation]:
+    """A run that goes back and meets the spike again has gained nothing."""
+    if guard.spikes == "roll-back" and guard.leave_out_windows <= guard.roll_back_updates:
+        yield broken(
+            "guard.leave_out_windows",
+            f"leaves {guard.leave_out_windows} windows out from {guard.roll_back_updates} updates "
+            "before the spike on (guard.roll_back_updates): the spike stays in",
+            "leave more windows out than updates are undone",
+        )
+
+
 RULES: tuple[Rule, ...] = (
     nesterov_needs_momentum,
     static_loss_scale_is_for_fp16,
@@ -138,4 +150,5 @@ RULES: tuple[Rule, ...] = (
     metrics_need_a_validation_set,
     tokens_must_be_counted,
     delta_is_for_huber,
+    the_spike_must_be_left_out,
 )

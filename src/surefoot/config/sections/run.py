@@ -85,11 +85,20 @@ class CheckpointSection(Section):
 
 
 class GuardSection(Section):
-    """What happens when a loss or gradient is NaN or infinite."""
+    """What happens when a loss or gradient is NaN or infinite, or a spike."""
 
     non_finite: Literal["stop", "skip"] = "stop"
     skip_budget: Whole = 10
     """Updates that `skip` may skip before the run stops."""
+    spikes: Literal["log", "skip", "roll-back"] = "log"
+    """A spike is told; or an update with a spike of its gradient norm is not applied; or the run
+    goes back to before a spike and leaves data out."""
+    spike_budget: Whole = 10
+    """Spikes that may be skipped or rolled back before the run stops."""
+    roll_back_updates: Whole = 100
+    """Updates before the spike that `roll-back` undoes with it."""
+    leave_out_windows: Whole = 200
+    """Windows of data that are left out then: those of the undone updates and the next ones."""
     deadline: Duration = Seconds(600)
     """Where nothing has happened for so long, the stacks of the process are written down."""
     restarts_without_progress: Whole = 3
