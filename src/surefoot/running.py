@@ -30,6 +30,7 @@ from surefoot.engine.loop import Loop, LoopParts, Outcome
 from surefoot.engine.spike_guard import RollBack
 from surefoot.engine.window import Window, leaving_out
 from surefoot.observe.events import EventKind, EventLog, failure_event
+from surefoot.observe.ledger import TIME_LEDGER_NAME, LedgerReading, add_stretch
 from surefoot.observe.metrics_log import MetricsLog, read_rows
 from surefoot.observe.metrics_schema import number
 from surefoot.observe.observers import Observers
@@ -124,6 +125,7 @@ class FolderRun:
         )
         saving = assembly.place.ranks.channel("save")
         self.saver = make_saver(assembly.settings, folder.checkpoints_path, saving, self.tell)
+        self._began = self._clock()
 
     def begin(self) -> None:
         """Says that the run starts from nothing."""
@@ -171,6 +173,7 @@ class FolderRun:
             SurefootError: what made it fail; the events hold it with its traceback.
         """
         self._leave_when(stop.cut)
+        self._began = self._clock()
         try:
             with self.watch:
                 outcome = self._loop(stop).run()
@@ -286,7 +289,7 @@ class FolderRun:
                 save=self.save,
                 save_every=make_cadence(settings.checkpoint.every, assembly),
                 ephemeral_every=make_cadence(settings.checkpoint.ephemeral_every, assembly),
-                finish_saves=lambda: self.saver.finish(must_succeed=True),
+                finish_saves=self._before_the_end,
                 stop_request=stop,
                 decided_before=assembly.decisions.end,
                 clock=make_clock(assembly),
@@ -296,6 +299,33 @@ class FolderRun:
             )
         )
 
+    def _clock(self) -> tuple[LedgerReading, int]:
+        trainable = self.assembly.trainable
+        return trainable.log.ledger.read(), trainable.state.progress.step
+
+    def _before_the_end(self) -> None:
+        self.saver.finish(must_succeed=True)
+        self._write_time_ledger()
+
+    def _write_time_ledger(self) -> None:
+        """Says where the time of this process went, in an event and a file."""
+        if isinstance(self.folder, SharedFolder):
+            return
+        (began, first_step), (now, last_step) = self._began, self._clock()
+        seconds = now.since(began).as_json()
+        stretch = {
+            "attempt": self.folder.lease.attempt,
+            "first_step": first_step,
+            "last_step": last_step,
+            "host_seconds": {name: round(value, 6) for name, value in seconds.items()},
+            "device_milliseconds": self.assembly.trainable.device_milliseconds(),
+        }
+        add_stretch(self.folder.artifacts_path / TIME_LEDGER_NAME, stretch)
+        wall = seconds.pop("wall")
+        most = sorted(seconds.items(), key=lambda item: -item[1])[:3]
+        shares = ", ".join(f"{value / wall:.0%} {name}" for name, value in most if wall)
+        self.tell(EventKind.LEDGER, f"{wall:.1f} s of this process: {shares}", stretch)
+
     def _record_failure(self, error: BaseException) -> None:
         step = self.assembly.trainable.state.progress.step
         try:
@@ -303,6 +333,7 @@ class FolderRun:
         except SurefootError as second:
             error.add_note(f"and the save that was under way failed: {second}")
         try:
+            self._write_time_ledger()
             self.observers.on_event(failure_event(error, step))
             self.metrics_log.sync()
         except SurefootError as second:

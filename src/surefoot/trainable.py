@@ -62,6 +62,8 @@ class Trainable:
     update: Update
     host_sums: HostSums | None = None
     """Where the ranks meet in each update; None for one rank."""
+    device_milliseconds: Callable[[], dict[str, float] | None] = lambda: None
+    """Where the time of a sampled update goes on the device; None without events of its own."""
     cut: Callable[[], None] = lambda: None
     """Gives up sharded parameters that an evaluation has gathered."""
 
@@ -139,7 +141,7 @@ def make_trainable(
         log,
         update,
         joint.host_sums,
-        laid_out.cut,
+        cut=laid_out.cut,
     )
 
 

@@ -22,6 +22,7 @@ from surefoot.engine.reporting import ReportLog
 from surefoot.engine.spike_guard import RollBack, RolledBack
 from surefoot.engine.step import Update
 from surefoot.engine.window import Window
+from surefoot.observe.ledger import Phase
 from surefoot.state.run_state import Progress
 from surefoot.state.saver import SaveKind
 
@@ -116,6 +117,7 @@ class Loop:
         try:
             return self._run()
         except CutShort:
+            self.parts.log.ledger.switch(Phase.REST)
             # An evaluation or a wait for data was left: a resume does it again, from here.
             self.parts.log.settle()
             return self._stopped(self.parts.stop_request.at_boundary() or "stopped")
@@ -133,14 +135,20 @@ class Loop:
         before = self._mark()
         next_due = self._next_due(before)
         update = self._first_update if parts.slow_first_update else parts.update
+        first_phase = Phase.COMPILE if parts.slow_first_update else Phase.LAUNCH
+        switch = parts.log.ledger.switch
         # Closing the generator ends the loader's workers also when an update raises.
         with closing(parts.open_windows(parts.progress.cursor)) as windows:  # type: ignore[type-var]
+            switch(Phase.DATA_WAIT)
             for window in windows:
+                switch(first_phase)
                 update(window)
-                update = parts.update
+                update, first_phase = parts.update, Phase.LAUNCH
                 stop = parts.stop_request.after_update()
                 if not stop and not self._may_be_due(next_due, window):
+                    switch(Phase.DATA_WAIT)
                     continue
+                switch(Phase.REST)
                 parts.log.settle()
                 now = self._mark()
                 end = self._at_boundary(before, now)
@@ -149,12 +157,16 @@ class Loop:
                     return self._finish(Status.FINISHED, end)
                 if stop := stop or parts.stop_request.at_boundary():
                     return self._stopped(stop)
+                switch(Phase.DATA_WAIT)
+        switch(Phase.REST)
         parts.log.settle()
         return self._finish(Status.FINISHED, "the data is at its end")
 
     def _roll_back(self, roll_back: RollBack) -> None:
         # The time spent is not undone: `_mark` counts it on.
-        self.parts.roll_back(roll_back)
+        self.parts.log.ledger.switch(Phase.REST)
+        with self.parts.log.ledger.phase(Phase.CHECKPOINT):
+            self.parts.roll_back(roll_back)
         self._mark()
         self._saved_step = self.parts.progress.step
         self.parts.log.restart_clock()
@@ -236,7 +248,8 @@ class Loop:
         evaluated_step, progress.evaluation_due = progress.evaluated_step, True
         progress.evaluated_step = progress.step
         try:
-            end = self.parts.evaluate()
+            with self.parts.log.ledger.phase(Phase.EVALUATION):
+                end = self.parts.evaluate()
         except CutShort:
             progress.evaluated_step = evaluated_step
             self._saved_step = -1
@@ -246,7 +259,9 @@ class Loop:
 
     def _save(self, kind: SaveKind = SaveKind.REGULAR) -> None:
         self._mark()
-        if self.parts.save(kind):
+        with self.parts.log.ledger.phase(Phase.CHECKPOINT):
+            saved = self.parts.save(kind)
+        if saved:
             self._saved_step = self.parts.progress.step
 
     def _mark(self) -> Mark:

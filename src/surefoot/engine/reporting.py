@@ -15,6 +15,7 @@ from surefoot.engine.guard import Guard
 from surefoot.engine.passes import TOTAL
 from surefoot.engine.signals import PendingReport
 from surefoot.engine.spike_guard import RolledBack
+from surefoot.observe.ledger import Phase, TimeLedger
 from surefoot.state.run_state import Progress
 
 KNOWN_SCALARS = frozenset({TOTAL, "grad_norm", "loss_scale", "weight_norm"})
@@ -30,6 +31,8 @@ class ReportLog:
         clip_norm: gradients with a larger norm were clipped; infinity where nothing is.
         counts_tokens: whether a weight is a number of tokens.
         memory_bytes: a cheap probe.
+
+    Its `ledger` counts where the host's time goes.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class ReportLog:
         self._clip_norm = clip_norm
         self._counts_tokens = counts_tokens
         self._memory_bytes = memory_bytes
+        self.ledger = TimeLedger()
         self._sets_limits = guard.spikes.sets_limits
         self._in_flight: PendingReport | None = None
         self._last_time = self._handed_over = time.perf_counter()
@@ -90,7 +94,10 @@ class ReportLog:
             observer.on_event(event)
 
     def _publish(self, pending: PendingReport) -> None:
+        switch = self.ledger.switch
+        before = switch(Phase.DEVICE_WAIT)
         scalars = pending.scalars()
+        switch(Phase.LOGGING)
         window = pending.window
         weight = pending.denominators.get(TOTAL, sum(pending.denominators.values()))
         applied = weight > 0 and scalars["grad_norm"] < pending.limit
@@ -125,6 +132,7 @@ class ReportLog:
         for observer in self.observers:
             observer.on_step(report)
         event = self.guard.judge(report)
+        switch(before)
         if event is None:
             return
         self.tell(event)

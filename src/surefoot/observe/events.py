@@ -40,6 +40,8 @@ class EventKind(StrEnum):
     """The run went back behind a spike, and leaves windows of data out."""
     BUDGET = "budget"
     """The budget of the contract is spent: the run saves and stops."""
+    LEDGER = "ledger"
+    """Where the time of the process went that ends now."""
     EARLY_STOP = "early-stop"
     OBSERVER_FAILED = "observer-failed"
     NOTE = "note"
