@@ -475,14 +475,15 @@ def memory_leak(setup: Setup, variant: int) -> None:
 def waiting_for_data(setup: Setup, variant: int) -> None:
     epoch = len(setup.train[0]) // setup.batch_size
     setup.updates = min(setup.updates, 200)
+    slow = 3 if setup.is_language else 1
 
     def before(n: int) -> None:
         if variant == 0:
-            time.sleep(0.008)
+            time.sleep(0.008 * slow)
         elif variant == 1:
-            time.sleep(0.03 if n % 4 == 0 else 0)
+            time.sleep(0.04 * slow if n % 4 == 0 else 0)
         elif n % min(epoch, 45) == 0:
-            time.sleep(0.5)
+            time.sleep(0.5 * slow)
 
     setup.before_update = before
 

@@ -147,3 +147,29 @@ def test_the_page_lists_every_cause() -> None:
 def test_the_problems_are_three() -> None:
     assert set(PROBLEMS) == {"mlp", "cnn", "gpt"}
     assert len(KINDS) * len(PROBLEMS) >= 15
+
+
+def test_what_another_finding_explains_stands_below_it(tmp_path: Path) -> None:
+    """A rate that climbs to the end and is tiny: the climb is the cause."""
+    lines = ["step,loss,lr"]
+    lines += [f"{n},{2.3 - 1e-5 * n:.6f},{1e-7 * (n + 1):.3g}" for n in range(200)]
+    log = tmp_path / "log.csv"
+    log.write_text("\n".join(lines))
+    found = diagnosed(log)
+    assert slugs(found.findings) == ["warmup-too-long"]
+    assert slugs(found.consequences) == ["rate-too-low"]
+
+
+def test_a_broken_sample_is_named(tmp_path: Path) -> None:
+    """Of windows that broke, with others in order between them, the sample that all share."""
+    rows = []
+    for n in range(60):
+        ids = [n % 7, 10 + n % 5, 20 + n % 3]
+        loss = float("nan") if 13 in ids else 2.0 - n / 100
+        rows.append({"step": n + 1, "loss": loss, "sample_ids": ids, "applied": 13 not in ids})
+    log = tmp_path / "log.jsonl"
+    log.write_text("\n".join(json.dumps(row) for row in rows))
+    first = diagnosed(log).findings[0]
+    assert first.slug == "non-finite-data"
+    assert first.evidence["shared_samples"] == [13]
+    assert "sample 13" in first.message

@@ -36,6 +36,7 @@ class RateTooHigh(Cause):
         needs=("loss",),
         explains=(
             "bad-batch",
+            "labels-unrelated",
             "rate-too-high-late",
             "exploding-gradients",
             "validation-differs",

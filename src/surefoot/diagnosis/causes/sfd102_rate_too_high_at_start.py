@@ -43,6 +43,8 @@ class RateTooHighAtStart(Cause):
         if signals.starts_at_full_rate is False:
             return None
         loss, initial = signals.loss, signals.initial
+        if signals.begins_at_start:
+            initial = float(loss.values[0])
         broke = signals.broke_at
         rows = signals.recording.num_rows
         if broke is not None:

@@ -8,7 +8,7 @@ from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
 from surefoot.diagnosis.signals import SHORTEST, Signals
 
-SHARE = 0.25
+SHARE = 0.3
 """Share of the time from which on it is told."""
 
 
