@@ -6,6 +6,6 @@ from surefoot.judge.verdict import Verdict
 from surefoot.observe.run_data import RunData
 
 
-def judge(run: RunData) -> Verdict | None:
+def verdict_on(run: RunData) -> Verdict | None:
     """The verdict on a run; None where it has no contract."""
     return None

@@ -21,7 +21,7 @@ class Markup:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class PageSection:
     """One part of a page."""
 
     id: str

@@ -11,7 +11,7 @@ from typing import Any
 from surefoot.judge.verdict import Standing, Verdict
 from surefoot.observe.events import EventKind
 from surefoot.observe.run_data import RunData
-from surefoot.report.markup import Section, chip, details, duration, escape, size, table, tag
+from surefoot.report.markup import PageSection, chip, details, duration, escape, size, table, tag
 from surefoot.report.markup import number as shown
 
 DATA_SHEET = "data-sheet.json"
@@ -19,10 +19,10 @@ MEMORY_TABLE = "memory.json"
 COLOURS = 6
 
 
-def slices_section(run: RunData, verdict: Verdict | None) -> Section:
+def slices_section(run: RunData, verdict: Verdict | None) -> PageSection:
     """Every validation set and metric: first, best and last value, and the baseline's."""
     body = _slices(run, verdict) or '<p class="soft">Nothing has been evaluated yet.</p>'
-    return Section("slices", "Slices", body)
+    return PageSection("slices", "Slices", body)
 
 
 def _slices(run: RunData, verdict: Verdict | None) -> str:
@@ -86,12 +86,12 @@ def _change(value: float, before: float | None) -> str:
     return f"{value - before:+.4g}"
 
 
-def time_section(run: RunData) -> Section:
+def time_section(run: RunData) -> PageSection:
     """Where the host's time went, in shares that sum to the whole."""
     parts = [(name, seconds) for name, seconds in host_time(run) if seconds > 0]
     whole = sum(seconds for _, seconds in parts)
     if not whole:
-        return Section("time", "Time", '<p class="soft">No time has been recorded yet.</p>')
+        return PageSection("time", "Time", '<p class="soft">No time has been recorded yet.</p>')
     bar = "".join(
         f'<span style="width:{100 * seconds / whole:.2f}%;background:var(--c{i % COLOURS})" '
         f'title="{escape(name)}"></span>'
@@ -112,7 +112,7 @@ def time_section(run: RunData) -> Section:
     body = f'<div class="bar">{bar}</div>' + table(
         ("what the host did", "time", "share"), rows, numbers=(1, 2), stack=False
     )
-    return Section("time", "Time", body + "".join(_device_time(run)) + _gaps(run))
+    return PageSection("time", "Time", body + "".join(_device_time(run)) + _gaps(run))
 
 
 def host_time(run: RunData) -> list[tuple[str, float]]:
@@ -178,7 +178,7 @@ def _total(values: Sequence[float]) -> float:
     return sum(value for value in values if math.isfinite(value))
 
 
-def memory_section(run: RunData) -> Section:
+def memory_section(run: RunData) -> PageSection:
     """What lives in memory during an update, and the highest that was measured."""
     peaks = [v for v in run.steps.columns.get("memory_bytes", ()) if math.isfinite(v)]
     held = run.extra.get("memory")
@@ -197,7 +197,7 @@ def memory_section(run: RunData) -> Section:
         )
         rows.append((peak, tag("b", size(max(peaks)))))
     body = table(("", "bytes"), rows, numbers=(1,), stack=False) if rows else ""
-    return Section(
+    return PageSection(
         "memory",
         "Memory",
         body + "".join(_shortages(run)) or '<p class="soft">Nothing was measured.</p>',
@@ -225,10 +225,10 @@ def _shortages(run: RunData) -> Iterator[str]:
         yield details("Largest tensors", table(("tensor", "shape", "bytes"), tensors, numbers=(2,)))
 
 
-def data_section(run: RunData) -> Section | None:
+def data_section(run: RunData) -> PageSection | None:
     """Samples as the model sees them, and how long they are; None where nothing was kept."""
     body = "".join(_data_sheets(run)) + "".join(_written_samples(run))
-    return Section("data", "Data", body) if body else None
+    return PageSection("data", "Data", body) if body else None
 
 
 def _data_sheets(run: RunData) -> Iterator[str]:

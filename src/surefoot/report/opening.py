@@ -13,7 +13,7 @@ from surefoot.observe.runs import RunStatus
 from surefoot.observe.text import format_count
 from surefoot.report.markup import (
     Markup,
-    Section,
+    PageSection,
     chip,
     details,
     duration,
@@ -173,16 +173,16 @@ def _headline(run: RunData) -> Iterator[tuple[str, object, object]]:
         yield "Device-hours", f"{run.device_hours:.4g}", str(run.extra.get("device", ""))
 
 
-def findings_section(findings: Sequence[Finding], consequences: Sequence[Finding]) -> Section:
+def findings_section(findings: Sequence[Finding], consequences: Sequence[Finding]) -> PageSection:
     """What the doctor says of the recorded signals."""
     if not findings:
         body = '<p class="soft">Nothing wrong was found in what was recorded.</p>'
-        return Section("findings", "Findings", body)
+        return PageSection("findings", "Findings", body)
     body = "".join(_finding(finding) for finding in findings)
     if consequences:
         named = ", ".join(f"{f.slug} ({f.code})" for f in consequences)
         body += tag("p", f"Also seen, and explained by the above: {named}.", class_="note").text
-    return Section("findings", "Findings", body)
+    return PageSection("findings", "Findings", body)
 
 
 def _finding(finding: Finding) -> str:
@@ -202,7 +202,7 @@ def _finding(finding: Finding) -> str:
     ).text
 
 
-def subject_section(run: RunData) -> Section:
+def subject_section(run: RunData) -> PageSection:
     """What was trained on what, in sentences and a table."""
     extra, data = run.extra, run.record.get("data")
     rows: list[tuple[str, object]] = [
@@ -216,7 +216,7 @@ def subject_section(run: RunData) -> Section:
         ("Seed", run.record.get("seed", "")),
         ("Exactness", _exactness(extra.get("exactness"))),
     ]
-    return Section(
+    return PageSection(
         "subject", "What was trained", table((), [r for r in rows if r[1] != ""], kinds="k")
     )
 

@@ -12,7 +12,7 @@ import importlib.resources
 from collections.abc import Sequence
 from typing import Any
 
-from surefoot.report.markup import Section, embedded_json
+from surefoot.report.markup import PageSection, embedded_json
 
 READOUT = (
     "Point at a curve: all of them show the same moment. Drag to zoom, double-click to see all."
@@ -25,7 +25,9 @@ def asset(name: str) -> str:
     return file.read_text(encoding="utf-8")
 
 
-def page(title: str, head: str, sections: Sequence[Section], curves: dict[str, Any] | None) -> str:
+def page(
+    title: str, head: str, sections: Sequence[PageSection], curves: dict[str, Any] | None
+) -> str:
     """The HTML of a page.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any
 from surefoot.config.load import Difference, differences
 from surefoot.observe.run_data import RunData
 from surefoot.observe.runs import RunStatus
-from surefoot.report.markup import Section, details, escape, moment, size, table, tag
+from surefoot.report.markup import PageSection, details, escape, moment, size, table, tag
 from surefoot.state.checkpoint import list_checkpoints
 
 NAMED_PACKAGES = ("surefoot", "torch", "numpy", "tokenizers", "transformers", "scikit-learn")
@@ -18,10 +18,10 @@ MOST_EVENTS = 400
 MOST_DIFF_CHARACTERS = 60_000
 
 
-def config_section(run: RunData, baseline: RunData | None) -> Section:
+def config_section(run: RunData, baseline: RunData | None) -> PageSection:
     """Each value with where it came from, and what differs from a baseline."""
     if not run.config:
-        return Section(
+        return PageSection(
             "config", "Configuration", '<p class="soft">It was cut off before it wrote one.</p>'
         )
     rows = [(path, value, run.origins.get(path, "")) for path, value in _flat(run.config)]
@@ -35,7 +35,7 @@ def config_section(run: RunData, baseline: RunData | None) -> Section:
     defaults = [row for row in rows if row[2] == "default"]
     if defaults:
         body += details(f"{len(defaults)} values left at their default", _config_table(defaults))
-    return Section("config", "Configuration", body)
+    return PageSection("config", "Configuration", body)
 
 
 def difference_table(changes: list[Difference]) -> str:
@@ -66,11 +66,12 @@ def _flat(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
             yield path, inner
 
 
-def environment_section(run: RunData) -> Section:
+def environment_section(run: RunData) -> PageSection:
     """Code, packages, machine."""
     record = run.record
     if not record:
-        return Section("environment", "Environment", '<p class="soft">Nothing was recorded.</p>')
+        nothing = '<p class="soft">Nothing was recorded.</p>'
+        return PageSection("environment", "Environment", nothing)
     rows = [
         ("Code", _code(_of(record, "git"))),
         ("Command", tag("code", shlex.join(map(str, record.get("command_line", ()))))),
@@ -94,7 +95,7 @@ def environment_section(run: RunData) -> Section:
             for name in ("torch", "environment", "packages")
         ),
     )
-    return Section("environment", "Environment", body + "".join(_uncommitted(run)))
+    return PageSection("environment", "Environment", body + "".join(_uncommitted(run)))
 
 
 def _uncommitted(run: RunData) -> Iterator[str]:
@@ -132,17 +133,17 @@ def _of(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def history_section(run: RunData) -> Section:
+def history_section(run: RunData) -> PageSection:
     """Everything that happened, in order."""
     kept = run.events[-MOST_EVENTS:]
     rows = [(e.kind, f"{e.step:,}", moment(e.time), e.message) for e in kept]
     body = table(("event", "update", "when", ""), rows, numbers=(1,)) if rows else ""
     if len(kept) < len(run.events):
         body = f'<p class="note">The last {MOST_EVENTS} of {len(run.events):,} events.</p>' + body
-    return Section("events", "Events", body or '<p class="soft">None is recorded.</p>')
+    return PageSection("events", "Events", body or '<p class="soft">None is recorded.</p>')
 
 
-def resume_section(run: RunData) -> Section:
+def resume_section(run: RunData) -> PageSection:
     """How to go on with the run, and what it has left."""
     found = (
         list_checkpoints(run.path / "checkpoints") if (run.path / "checkpoints").is_dir() else []
@@ -176,7 +177,7 @@ def resume_section(run: RunData) -> Section:
     )
     if run.problems:
         body += table(("What could not be read",), [(problem,) for problem in run.problems])
-    return Section("resume", "Going on", body)
+    return PageSection("resume", "Going on", body)
 
 
 def _bytes_in(folder: Path) -> int:

@@ -10,12 +10,12 @@ from pathlib import Path
 from surefoot.core.errors import SurefootError
 from surefoot.diagnosis.doctor import Diagnosis, examine
 from surefoot.diagnosis.readers import read_recording
-from surefoot.judge.contract import judge
+from surefoot.judge.contract import verdict_on
 from surefoot.observe.atomic import atomic_write
 from surefoot.observe.run_data import RunData, read_run
 from surefoot.observe.run_folder import REPORT_NAME
 from surefoot.report import measures, opening, papers
-from surefoot.report.markup import Section
+from surefoot.report.markup import PageSection
 from surefoot.report.page import curves_body, page
 from surefoot.report.series import page_data
 
@@ -35,19 +35,19 @@ def write_report(
     run = read_run(path)
     target = run.path / REPORT_NAME if out is None else out
     other = read_run(baseline) if baseline is not None else _contracted_baseline(run)
-    atomic_write(target, report(run, other))
+    atomic_write(target, page_of(run, other))
     return target
 
 
-def report(run: RunData, baseline: RunData | None = None) -> str:
+def page_of(run: RunData, baseline: RunData | None = None) -> str:
     """The page of a run as HTML."""
-    verdict = judge(run)
+    verdict = verdict_on(run)
     diagnosis = _diagnosis(run)
     findings = () if diagnosis is None else diagnosis.findings
     curves = page_data([run], [""], [opening.marks_of(run, findings)])
-    sections: list[Section | None] = [
+    sections: list[PageSection | None] = [
         None if diagnosis is None else opening.findings_section(findings, diagnosis.consequences),
-        Section("curves", "Curves", curves_body(curves)),
+        PageSection("curves", "Curves", curves_body(curves)),
         measures.slices_section(run, verdict),
         opening.subject_section(run),
         measures.time_section(run),
