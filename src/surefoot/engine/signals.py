@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from surefoot.engine.sampling import Sampling
 from surefoot.engine.window import Window
 
 NUM_HOST_BUFFERS = 2
@@ -67,6 +68,8 @@ class PendingReport(NamedTuple):
     """Whether the update was complete when it was queued, as on a CPU."""
     limit: float = inf
     """An update with a gradient norm at or above it, or NaN, was not applied."""
+    is_sampled: bool = False
+    """Whether its scalars hold those of a sampled window."""
 
 
 class HostMailbox:
@@ -115,19 +118,22 @@ class _PinnedParcel:
     def __init__(self, dtypes: tuple[torch.dtype, ...]) -> None:
         self._places = [torch.empty((), dtype=dtype, pin_memory=True) for dtype in dtypes]
         self._arrived = torch.Event(device="cuda")
+        self._numbers: list[float] | None = None
 
     def take(self, scalars: Sequence[Tensor]) -> None:
+        self._numbers = None
         # Few scalars: a copy of each costs less than to stack them first.
-        for place, scalar in zip(self._places, scalars, strict=True):
-            place.copy_(scalar, non_blocking=True)
+        torch._foreach_copy_(self._places, list(scalars), non_blocking=True)
         self._arrived.record()
 
     def has_arrived(self) -> bool:
         return bool(self._arrived.query())
 
     def read(self) -> list[float]:
-        self._arrived.synchronize()
-        return [place.item() for place in self._places]
+        if self._numbers is None:
+            self._arrived.synchronize()
+            self._numbers = [place.item() for place in self._places]
+        return self._numbers
 
 
 class Signals:
@@ -136,15 +142,20 @@ class Signals:
     Args:
         measure_weight_norm: global weight norm as a 0-dim device tensor.
         weight_norm_every_steps: it is sent on the updates that complete a multiple of this.
+        sampling: further numbers of sampled windows; None for none.
     """
 
     def __init__(
-        self, measure_weight_norm: Callable[[], Tensor], weight_norm_every_steps: int
+        self,
+        measure_weight_norm: Callable[[], Tensor],
+        weight_norm_every_steps: int,
+        sampling: Sampling | None = None,
     ) -> None:
+        self._sampling = sampling
         self._measure_weight_norm = measure_weight_norm
         self._weight_norm_every_steps = weight_norm_every_steps
         self._mailbox = HostMailbox()
-        self._weight_norms = HostMailbox()
+        self._late_mailbox = HostMailbox()
 
     def send(self, scalars: Mapping[str, Tensor | float], limit: float) -> Sent:
         """Starts the copy of the numbers of an update, once they are queued.
@@ -152,6 +163,8 @@ class Signals:
         Args:
             limit: of its gradient norm; at or above it the update is not applied.
         """
+        if self._sampling is not None and self._sampling.is_on:
+            scalars = {**scalars, **self._sampling.before_step()}
         tensors = {name: value for name, value in scalars.items() if isinstance(value, Tensor)}
         known = {name: value for name, value in scalars.items() if isinstance(value, float)}
         return Sent(tuple(tensors), self._mailbox.send(tuple(tensors.values())), known, limit)
@@ -166,13 +179,21 @@ class Signals:
     ) -> PendingReport:
         """What will be told of the update, with the weight norm when it is due after `step`."""
         read: Callable[[], dict[str, float]] = sent.read
+        late: dict[str, Tensor] = {}
+        is_sampled = self._sampling is not None and self._sampling.is_on
+        if is_sampled:
+            assert self._sampling is not None
+            late = self._sampling.after_step()
         if (step + 1) % self._weight_norm_every_steps == 0:
-            weight_norm = self._weight_norms.send((self._measure_weight_norm(),))
+            late["weight_norm"] = self._measure_weight_norm()
+        if late:
+            parcel = self._late_mailbox.send(tuple(late.values()))
 
             def read() -> dict[str, float]:
-                return {**sent.read(), "weight_norm": weight_norm.read()[0]}
+                return {**sent.read(), **dict(zip(late, parcel.read(), strict=True))}
 
-        return PendingReport(window, denominators, rates, read, sent.parcel.at_once, sent.limit)
+        at_once = sent.parcel.at_once
+        return PendingReport(window, denominators, rates, read, at_once, sent.limit, is_sampled)
 
     @staticmethod
     def skipped(window: Window, denominators: Mapping[str, float]) -> PendingReport:
