@@ -6,6 +6,7 @@ It reads the parts of a run and changes none of them.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,13 @@ from surefoot.observe.record import RunRecord, collect_record, write_record
 from surefoot.observe.run_folder import CONFIG_NAME, RunFolder, find_begun_run, naming_folder
 from surefoot.observe.sinks import TensorBoardSink
 from surefoot.observe.view import RunFacts, Unit
+from surefoot.observe.watch import flight_recorder_files, set_where_free
 from surefoot.resuming import Resumption, refuse_crash_loop, resume_tier
 from surefoot.running import FolderRun, RunResult
 from surefoot.state.manifest import Manifest
 from surefoot.together import SharedFolder, agreement
 
+RECORDER = ("TORCH_FR_", "TORCH_NCCL_")
 CHECKPOINT_OVERHEAD_BYTES = 1 << 20
 
 
@@ -83,8 +86,10 @@ def _restore(run: FolderRun, resumption: Resumption) -> None:
     told: dict[str, object] = resumption.told()
 
     def check(manifest: Manifest) -> None:
-        most = settings.guard.restarts_without_progress
-        refuse_crash_loop(read_events(run.folder.events_path), most)
+        if isinstance(run.folder, RunFolder):
+            # The one rank that writes the events decides: the others may see its next one already.
+            most = settings.guard.restarts_without_progress
+            refuse_crash_loop(read_events(run.folder.events_path), most)
         resumption.check(
             manifest,
             fingerprints=run.about["data"],
@@ -116,6 +121,8 @@ def _open_run(
         "samples_per_update": assembly.pace.samples_per_update,
         "device": assembly.trainable.device.type,
     }
+    if assembly.trainable.device.type == "cuda" and assembly.place.ranks.size > 1:
+        set_where_free(flight_recorder_files(folder.artifacts_path))
     try:
         shown = []
         if isinstance(folder, RunFolder):
@@ -194,6 +201,7 @@ def make_record(name: str, prepared: Prepared, assembly: Assembly) -> RunRecord:
         data={"fingerprints": prepared.fingerprints(), **prepared.facts},
         extra={
             "device": str(trainable.device),
+            "flight_recorder": {n: v for n, v in os.environ.items() if n.startswith(RECORDER)},
             "mesh": {axis: size for axis, size, _ in assembly.place.sizes.table()},
             "precision": {"name": trainable.precision.name, "reason": trainable.precision.reason},
             "optimizer_kernel": trainable.optimizer.kernel,

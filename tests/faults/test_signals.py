@@ -38,11 +38,13 @@ def test_told_to_stop_at_a_random_moment(
     whole = only_run(tmp_path / "whole")
     assert whole is not None
     expected_rows, expected_hash = rows(whole), newest_hash(whole)
+    times = [event.time for event in read_events(whole / "events.jsonl")]
+    training_seconds = times[-1] - times[0]
     seed = random.SystemRandom().randrange(2**32)
     moments = random.Random(seed)
     stops: dict[str, int] = {}
     for trial in range(num_trials(5, 50)):
-        trigger = Trigger.draw(moments, seconds)
+        trigger = Trigger.draw(moments, seconds, training_seconds)
         what = f"seed {seed}, trial {trial}, {trigger}"
         runs = tmp_path / f"trial-{trial}"
         code, _ = train([recipe, "--runs", str(runs)], output, trigger)

@@ -17,6 +17,7 @@ import torch
 
 from surefoot.cli import main as command
 from surefoot.engine import interrupt
+from surefoot.engine.loop import Loop, Outcome
 from surefoot.observe.metrics_log import read_rows
 from surefoot.observe.metrics_schema import deterministic
 from surefoot.tasks.metrics import MetricTotals
@@ -89,19 +90,19 @@ class Trigger:
     """When a process sends itself a signal."""
 
     kind: str
-    """`time`: after so many seconds; `fsync`, `evaluation`: at so many calls."""
+    """`start`, `training`: so many seconds after that; `fsync`, `evaluation`: at so many calls."""
     amount: float
     signal: int = signal.SIGTERM
 
     @classmethod
-    def draw(cls, moments: random.Random, seconds: float) -> Trigger:
-        """A random one for a run of about `seconds`; a fifth of them before the first update."""
-        kind = moments.choice(["time", "time", "start", "fsync", "evaluation"])
+    def draw(cls, moments: random.Random, seconds: float, training_seconds: float) -> Trigger:
+        """A random one for a run that takes so long in all, and so long to train."""
+        kind = moments.choice(["start", "training", "training", "fsync", "evaluation"])
         number = moments.choice([signal.SIGTERM, signal.SIGUSR1])
         if kind == "start":
-            return cls("time", moments.uniform(0.0, 0.1 * seconds), number)
-        if kind == "time":
-            return cls("time", moments.uniform(0.0, seconds), number)
+            return cls(kind, moments.uniform(0.0, seconds - training_seconds), number)
+        if kind == "training":
+            return cls(kind, moments.uniform(0.0, training_seconds), number)
         return cls(kind, moments.randrange(1, 40 if kind == "fsync" else 20), number)
 
 
@@ -122,8 +123,13 @@ def _arm(trigger: Trigger) -> None:
     def fire() -> None:
         os.kill(os.getpid(), trigger.signal)
 
-    if trigger.kind == "time":
-        _start_when_the_command_listens(threading.Timer(trigger.amount, fire))
+    if trigger.kind in ("start", "training"):
+        timer = threading.Timer(trigger.amount, fire)
+        timer.daemon = True
+        if trigger.kind == "start":
+            _start_when_the_command_listens(timer)
+        else:
+            _start_with_the_first_update(timer)
         return
     calls = 0
 
@@ -144,7 +150,6 @@ def _arm(trigger: Trigger) -> None:
 
 
 def _start_when_the_command_listens(timer: threading.Timer) -> None:
-    timer.daemon = True
     listens = interrupt.stopped_before_begin
 
     @contextmanager
@@ -154,6 +159,16 @@ def _start_when_the_command_listens(timer: threading.Timer) -> None:
             yield
 
     interrupt.stopped_before_begin = begun
+
+
+def _start_with_the_first_update(timer: threading.Timer) -> None:
+    run = Loop.run
+
+    def started(self: Loop) -> Outcome:
+        timer.start()
+        return run(self)
+
+    Loop.run = started  # type: ignore[method-assign]
 
 
 def train(

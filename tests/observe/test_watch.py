@@ -12,7 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.observe.watch import ASK_SIGNAL, HangWatch, flight_recorder, stacks_path
+from surefoot.observe.watch import (
+    ASK_SIGNAL,
+    FLIGHT_RECORDER,
+    HangWatch,
+    flight_recorder_files,
+    set_where_free,
+    stacks_path,
+)
 
 STUCK = """
 import hashlib, sys
@@ -82,9 +89,15 @@ def test_a_run_that_goes_on_leaves_no_file(tmp_path: Path) -> None:
     assert not faulthandler.unregister(ASK_SIGNAL)
 
 
-def test_the_flight_recorder_writes_into_the_run(
+def test_the_flight_recorder_writes_into_the_run_unless_told_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    variables = flight_recorder(tmp_path)
+    variables = {**FLIGHT_RECORDER, **flight_recorder_files(tmp_path)}
     assert all(name.startswith("TORCH_") for name in variables)
-    assert variables["TORCH_FR_DUMP_TEMP_FILE"].startswith(str(tmp_path))
+    for name in variables:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "7")
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    set_where_free(variables)
+    assert os.environ["TORCH_FR_BUFFER_SIZE"] == "7"
+    assert os.environ["TORCH_FR_DUMP_TEMP_FILE"] == str(tmp_path / "nccl-rank-")

@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TextIO, TypeVar
@@ -110,18 +110,23 @@ class HangWatch:
                 )
 
 
-def flight_recorder(folder: Path) -> dict[str, str]:
-    """Torch's own environment for NCCL's flight recorder, to be set before a group is made.
+FLIGHT_RECORDER = {
+    "TORCH_FR_BUFFER_SIZE": "2000",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+}
+"""Torch's own environment for NCCL's flight recorder: set before a group is made. A collective that
+meets its deadline then leaves the last calls of each rank; comparing their numbers names the rank
+that is missing. Torch has renamed some of these: both names are given."""
 
-    With it, a collective that meets its deadline leaves the last calls of each rank in `folder`;
-    comparing their numbers names the rank that is missing. Both names of each variable are given:
-    torch has renamed them.
-    """
+
+def flight_recorder_files(folder: Path) -> dict[str, str]:
+    """Where each rank leaves what the recorder holds; torch reads it when it writes."""
     file = str(folder / "nccl-rank-")
-    return {
-        "TORCH_FR_BUFFER_SIZE": "2000",
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_FR_DUMP_TEMP_FILE": file,
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": file,
-    }
+    return {"TORCH_FR_DUMP_TEMP_FILE": file, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": file}
+
+
+def set_where_free(variables: Mapping[str, str]) -> None:
+    """Sets what the user has not set."""
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)

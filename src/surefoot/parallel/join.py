@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from surefoot.core.errors import RankError
+from surefoot.observe.watch import FLIGHT_RECORDER, set_where_free
 from surefoot.parallel.ranks import FIRST_FAILURE
 
 SIGNS_OF_A_LOST_RANK = (
@@ -47,6 +48,7 @@ def join_ranks(timeout_seconds: float = JOIN_SECONDS) -> None:
     if torch.cuda.is_available() and local_rank < torch.cuda.device_count():
         torch.cuda.set_device(local_rank)
         backend = "cpu:gloo,cuda:nccl"
+        set_where_free(FLIGHT_RECORDER)
     try:
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
     except (dist.DistError, RuntimeError, ValueError) as error:
