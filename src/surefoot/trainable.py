@@ -22,14 +22,18 @@ from surefoot.core.reports import Observer
 from surefoot.core.stopping import EarlyStopping, StoppingState
 from surefoot.core.units import Steps
 from surefoot.engine.decisions import Course, RuleState, WatchedMetric
+from surefoot.engine.device_clock import DeviceClock, TimedTask
 from surefoot.engine.guard import Guard, NonFinitePolicy
 from surefoot.engine.passes import Pass, PlainPass, RanksPass
 from surefoot.engine.reporting import ReportLog
+from surefoot.engine.sampling import SampledPass, Sampling
 from surefoot.engine.signals import Signals
 from surefoot.engine.spike_guard import SpikeGuard, SpikePolicy, SpikeSettings
 from surefoot.engine.step import Update, UpdateParts
 from surefoot.numerics.clipping import ClipNorm, NoClip, global_norm, gradients_of, weight_norm
 from surefoot.numerics.loss_scaling import DynamicLossScale, LossScale, NoLossScale, StaticLossScale
+from surefoot.numerics.measures import UnitWatch
+from surefoot.numerics.modes import ModeWatch
 from surefoot.numerics.precision import Precision, apply_matmul_mode, choose_precision
 from surefoot.observe.probes import MemoryProbe
 from surefoot.optim.ema import NoAverage, WeightEma
@@ -96,12 +100,15 @@ def make_trainable(
     clip_norm = settings.train.clip_norm
     log = make_log(settings, guard, task, device, observers)
     every = settings.log.weight_norm_every
-    joint = joint_parts(laid_out, model, task, precision, place, ledger.parameters)
+    clock = DeviceClock(device) if device.type == "cuda" else None
+    timed = task if clock is None else TimedTask(task, clock)
+    joint = joint_parts(laid_out, model, timed, precision, place, ledger.parameters)
+    sampling = make_sampling(settings, model, laid_out, log, optimizer, clock)
     update = Update(
         UpdateParts(
             parameters=ledger.parameters,
             sum_over_ranks=joint.sum_over_ranks,
-            run_pass=joint.run_pass,
+            run_pass=joint.run_pass if sampling is None else SampledPass(joint.run_pass, sampling),
             loss_scale=loss_scale,
             gradients_of=joint.gradients_of,
             global_norm=joint.global_norm,
@@ -112,6 +119,7 @@ def make_trainable(
             signals=Signals(
                 joint.weight_norm,
                 every.value if isinstance(every, Steps) else NEVER_STEPS,
+                sampling,
             ),
             log=log,
         )
@@ -141,7 +149,36 @@ def make_trainable(
         log,
         update,
         joint.host_sums,
-        cut=laid_out.cut,
+        clock.milliseconds if clock is not None else lambda: None,
+        laid_out.cut,
+    )
+
+
+def make_sampling(
+    settings: Settings,
+    model: nn.Module,
+    laid_out: LaidOut,
+    log: ReportLog,
+    optimizer: UpdateOptimizer,
+    clock: DeviceClock | None,
+) -> Sampling | None:
+    """What is measured now and then, or None where nothing is.
+
+    Weights that lie in shards are not measured one by one, and hooks are not seen in compiled code.
+    """
+    every = settings.log.details_every
+    if not isinstance(every, Steps):
+        return None
+    whole = {} if laid_out.is_sharded else dict(model.named_parameters())
+    return Sampling(
+        every.value,
+        log.next_window,
+        {name: parameter for name, parameter in whole.items() if parameter.requires_grad},
+        settings.log.layers,
+        optimizer.optimizer,
+        ModeWatch(model),
+        UnitWatch(model) if settings.train.compile == "off" else None,
+        clock,
     )
 
 

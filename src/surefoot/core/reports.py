@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 
@@ -41,6 +42,8 @@ class StepReport(NamedTuple):
     """Ids of the samples of this rank's window."""
     weight_norm: float | None = None
     """Global weight norm after the update, on the updates that measure it."""
+    details: Mapping[str, float] = MappingProxyType({})
+    """Further signals by name, on sampled windows; empty on others."""
     step_seconds: float = 0.0
     """Wall time from the end of the update before to the end of this one."""
     data_seconds: float = 0.0

@@ -13,11 +13,14 @@ from collections.abc import Callable, Sequence
 from surefoot.core.reports import Event, Observer, StepReport
 from surefoot.engine.guard import Guard
 from surefoot.engine.passes import TOTAL
+from surefoot.engine.sampling import DETAIL
 from surefoot.engine.signals import PendingReport
 from surefoot.engine.spike_guard import RolledBack
+from surefoot.engine.window import padding_waste
 from surefoot.observe.ledger import Phase, TimeLedger
 from surefoot.state.run_state import Progress
 
+NO_DETAILS: dict[str, float] = {}
 KNOWN_SCALARS = frozenset({TOTAL, "grad_norm", "loss_scale", "weight_norm"})
 
 
@@ -93,6 +96,20 @@ class ReportLog:
         for observer in self.observers:
             observer.on_event(event)
 
+    def next_window(self) -> int:
+        """Number of the window that is passed next, as `StepReport.window` counts."""
+        return self.progress.window + 1 + (self._in_flight is not None)
+
+    def _details(self, pending: PendingReport, scalars: dict[str, float]) -> dict[str, float]:
+        """Takes the sampled numbers out of the scalars; adds those that the host knows."""
+        names = [name for name in scalars if name.startswith(DETAIL)]
+        details = {name.removeprefix(DETAIL): scalars.pop(name) for name in names}
+        if (fraction := self.guard.clip_fraction()) is not None:
+            details["clip_fraction"] = fraction
+        if self._counts_tokens and (share := padding_waste(pending.window)) is not None:
+            details["padding_waste"] = share
+        return details
+
     def _publish(self, pending: PendingReport) -> None:
         switch = self.ledger.switch
         before = switch(Phase.DEVICE_WAIT)
@@ -100,6 +117,7 @@ class ReportLog:
         switch(Phase.LOGGING)
         window = pending.window
         weight = pending.denominators.get(TOTAL, sum(pending.denominators.values()))
+        details = self._details(pending, scalars) if pending.is_sampled else NO_DETAILS
         applied = weight > 0 and scalars["grad_norm"] < pending.limit
         tokens = round(weight) if self._counts_tokens else 0
         self.progress.consume(window.samples, tokens, window.cursor_after, applied)
@@ -122,6 +140,7 @@ class ReportLog:
             loss_scale=scalars["loss_scale"],
             sample_ids=window.sample_ids,
             weight_norm=scalars.get("weight_norm"),
+            details=details,
             step_seconds=ended - self._last_time,
             data_seconds=window.data_seconds,
             memory_bytes=self._memory_bytes(),

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from surefoot.data.batch import MicroBatch
 from surefoot.data.order import Cursor
 
@@ -98,3 +100,24 @@ def leaving_out(
         if is_left_out(number):
             window = window._replace(weights=dict.fromkeys(window.weights, 0.0))
         yield window
+
+
+def padding_waste(window: Window) -> float | None:
+    """Share of a token task's positions on this rank that bear no loss: padding, prompts, the
+    first token of a sequence. None where the positions cannot be told from the batch."""
+    positions = 0
+    for micro_batch in window.micro_batches:
+        tokens = _tokens_of(micro_batch.data)
+        if tokens is None:
+            return None
+        positions += tokens.numel()
+    weight = window.weights.get("loss")
+    return None if weight is None or not positions else 1.0 - weight / positions
+
+
+def _tokens_of(data: Any) -> Tensor | None:
+    if isinstance(data, Mapping):
+        data = data.get("input_ids")
+    elif isinstance(data, tuple | list) and data:
+        data = data[0]
+    return data if isinstance(data, Tensor) else None

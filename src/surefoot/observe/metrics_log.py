@@ -124,6 +124,7 @@ class MetricsLog:
             "sample_ids": ids if len(ids) <= MAX_SAMPLE_IDS else None,
             "sample_ids_digest": digest(ids),
             "weight_norm": report.weight_norm,
+            "details": report.details,
             "step_seconds": seconds,
             "data_seconds": report.data_seconds,
             "tokens_per_second": tokens_per_second,

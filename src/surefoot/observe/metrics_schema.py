@@ -6,7 +6,7 @@ It never reads or writes a log.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -14,6 +14,7 @@ FORMAT = 1
 NON_FINITE = ("NaN", "Infinity", "-Infinity")
 
 Kind = Literal["deterministic", "measured"]
+Reduction = Literal["sum", "mean", "weighted mean", "max", "last"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +25,17 @@ class Column:
     kind: Kind
     unit: str
     description: str
+    reduction: Reduction = "last"
+    """What stands for several rows: their sum, largest, mean (by `weight` where it says so) or last
+    value."""
 
 
-def _exact(name: str, unit: str, description: str) -> Column:
-    return Column(name, "deterministic", unit, description)
+def _exact(name: str, unit: str, description: str, reduction: Reduction = "last") -> Column:
+    return Column(name, "deterministic", unit, description, reduction)
 
 
-def _measured(name: str, unit: str, description: str) -> Column:
-    return Column(name, "measured", unit, description)
+def _measured(name: str, unit: str, description: str, reduction: Reduction = "mean") -> Column:
+    return Column(name, "measured", unit, description, reduction)
 
 
 STEP_COLUMNS = (
@@ -41,25 +45,59 @@ STEP_COLUMNS = (
     _exact("epoch", "epochs", "epoch of the last sample of the window"),
     _exact("samples", "samples", "samples seen so far, over all data-parallel ranks"),
     _exact("tokens", "tokens", "loss-bearing tokens seen so far; 0 where the task counts none"),
-    _exact("loss", "loss", "loss sum of the whole window over its denominator"),
-    _exact("terms", "loss", "each term of a loss that has several"),
-    _exact("weight", "items", "denominator: loss-bearing items of the update, over all ranks"),
-    _exact("grad_norm", "gradient", "global gradient norm before clipping"),
-    _exact("clipped", "", "whether the gradient was scaled down"),
-    _exact("applied", "", "false where the update was skipped"),
+    _exact("loss", "loss", "loss sum of the whole window over its denominator", "weighted mean"),
+    _exact("terms", "loss", "each term of a loss that has several", "weighted mean"),
+    _exact(
+        "weight", "items", "denominator: loss-bearing items of the update, over all ranks", "sum"
+    ),
+    _exact("grad_norm", "gradient", "global gradient norm before clipping", "mean"),
+    _exact("clipped", "", "whether the gradient was scaled down", "mean"),
+    _exact("applied", "", "false where the update was skipped", "mean"),
     _exact("lr", "1/update", "learning rate of each parameter group, as this update used it"),
     _exact("loss_scale", "", "loss scale of this update; 1.0 where none is needed"),
     _exact("sample_ids", "", "ids of this rank's samples; null where there are more than 64"),
     _exact("sample_ids_digest", "", "BLAKE2b-64 of the ids as little-endian 64-bit integers"),
     _exact("weight_norm", "weight", "global norm of the weights after it; null if not taken"),
-    _measured("step_seconds", "s", "wall time since the end of the update before"),
-    _measured("data_seconds", "s", "part of it spent waiting for data"),
+    _exact("details", "", "further signals of a sampled window, by name; else empty"),
+    _measured("step_seconds", "s", "wall time since the end of the update before", "sum"),
+    _measured("data_seconds", "s", "part of it spent waiting for data", "sum"),
     _measured("tokens_per_second", "tokens/s", "its tokens over its wall time; null unknown"),
     _measured("samples_per_second", "samples/s", "its samples over its wall time; null unknown"),
-    _measured("memory_bytes", "bytes", "peak allocated on the device, or resident on CPU"),
+    _measured("memory_bytes", "bytes", "peak allocated on the device, or resident on CPU", "max"),
     _measured("device_utilization", "1", "share of time the device was busy lately; null unknown"),
-    _measured("time", "s", "Unix time at which the numbers had arrived"),
+    _measured("time", "s", "Unix time at which the numbers had arrived", "last"),
 )
+
+DETAILS = (
+    _exact(
+        "update_ratio",
+        "1",
+        "how far the update moved the weights, over their norm (of at most 4 million of them)",
+        "mean",
+    ),
+    _exact("clip_fraction", "1", "share of clipped updates since the sample before", "mean"),
+    _exact(
+        "dead_units",
+        "1",
+        "share of units whose ReLU, GELU or SiLU gave nothing for any item of "
+        "the window (of rank 0)",
+        "mean",
+    ),
+    _exact("saturated_units", "1", "share of tanh and sigmoid outputs near their ends", "mean"),
+    _exact(
+        "padding_waste",
+        "1",
+        "share of positions that bear no loss: padding, prompts (of rank 0)",
+        "mean",
+    ),
+    _exact(
+        "grad_norm/PARAMETER", "gradient", "gradient norm of one parameter of log.layers", "mean"
+    ),
+    _exact(
+        "weight_norm/PARAMETER", "weight", "norm of one parameter of log.layers after the update"
+    ),
+)
+"""What `details` may hold; a signal that does not apply to a run is absent."""
 
 EVAL_COLUMNS = (
     _exact("row", "", "`eval`: one row per evaluation of one validation set"),
@@ -91,9 +129,50 @@ def schema() -> dict[str, object]:
                 column.name: {k: v for k, v in asdict(column).items() if k != "name"}
                 for column in columns
             }
-            for row, columns in ROWS.items()
+            for row, columns in {**ROWS, "details": DETAILS}.items()
         },
     }
+
+
+def reduced(rows: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    """One row that stands for several step rows, each column by its declared reduction.
+
+    Values that are null are left out of it; a column that is null in all stays null. Of columns
+    that are no number the last value stands.
+    """
+    found: dict[str, object] = {}
+    for column in STEP_COLUMNS:
+        there = [row for row in rows if row.get(column.name) is not None]
+        if not there:
+            found[column.name] = None
+        elif column.reduction == "last" or not _are_numbers(there, column.name):
+            found[column.name] = there[-1][column.name]
+        else:
+            found[column.name] = _REDUCE[column.reduction](there, column.name)
+    return found
+
+
+def _are_numbers(rows: Sequence[Mapping[str, object]], name: str) -> bool:
+    return all(isinstance(row[name], bool | int | float) or row[name] in NON_FINITE for row in rows)
+
+
+def _values(rows: Sequence[Mapping[str, object]], name: str) -> list[float]:
+    return [number(row[name]) for row in rows]
+
+
+def _weighted_mean(rows: Sequence[Mapping[str, object]], name: str) -> float:
+    weights = _values(rows, "weight")
+    total = sum(weights)
+    pairs = zip(_values(rows, name), weights, strict=True)
+    return sum(value * weight for value, weight in pairs if weight) / total if total else 0.0
+
+
+_REDUCE: Mapping[str, Callable[[Sequence[Mapping[str, object]], str], float]] = {
+    "sum": lambda rows, name: sum(_values(rows, name)),
+    "max": lambda rows, name: max(_values(rows, name)),
+    "mean": lambda rows, name: sum(_values(rows, name)) / len(rows),
+    "weighted mean": _weighted_mean,
+}
 
 
 def deterministic(row: Mapping[str, object]) -> dict[str, object]:
