@@ -22,7 +22,7 @@ RECIPES = {
     "cnn": ["digits-cnn"],
     "cnn, accumulated, averaged": [
         "digits-cnn", *ACCUMULATED, "ema.kind=on", "schedule.warmup=0.1"
-    ],  # fmt: skip
+    ],
     "mlp": ["diabetes-mlp"],
     "mlp, workers": ["diabetes-mlp", "loader.workers=1", "guard.non_finite=skip"],
 }
