@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +20,7 @@ from surefoot.sanitizer.rules.streams import generator_digest
 from surefoot.sanitizer.trace import Trace
 
 COUNTERS = ("epoch", "step", "iter", "update", "batch", "sample", "token")
+MESSAGES = ("print", "debug", "info", "warning", "log", "write", "format")
 LEAST_UPDATES = 2
 
 
@@ -30,7 +35,9 @@ class ResumeMissingState(Rule):
         observes="A checkpoint with a counter (epoch, step) whose weights are loaded, after which"
         " a fresh optimizer with state (Adam, momentum), a fresh scheduler or scaler trains that"
         " was not restored; or a shuffling loader that starts from a random state that it had"
-        " before. Quiet for fine-tuning from weights without a counter and for plain SGD.",
+        " before. A hint where the script reads the counter for messages only, or never (it may"
+        " fine-tune from the weights). Quiet for weights without a counter, for plain SGD, and"
+        " for optimizers whose state was filled by hand.",
         why="Moments and schedule restart from zero, and the same samples come again: the loss"
         " jumps, and the run is not the one that was interrupted.",
         example="ckpt = torch.load(path)\nmodel.load_state_dict(ckpt['model'])\n"
@@ -45,11 +52,14 @@ class ResumeMissingState(Rule):
         super().__init__(trace)
         self.loaded_at = 0
         self.counter = ""
+        self.counts_on = False
+        """Whether the script goes on from the counter of the checkpoint."""
         self.contents: set[str] = set()
         self.load_site: Site = NOWHERE
         self.weights_restored = False
         self.restored: set[int] = set()
-        self.missing: dict[str, tuple[Site, str]] = {}
+        self.filled: set[int] = set()
+        self.missing: dict[str, tuple[Site, str, str]] = {}
         self.fresh: dict[int, tuple[str, Site]] = {}
         self.starts: dict[str, int] = {}
         self.restarts: list[tuple[Site, str]] = []
@@ -58,6 +68,7 @@ class ResumeMissingState(Rule):
         counter = _counter(event.contents)
         if counter:
             self.loaded_at, self.counter, self.load_site = event.seq, counter, event.site
+            self.counts_on = _reads(event.site.file, counter)
             self.contents = _parts(event.contents)
             self.weights_restored = False
 
@@ -71,12 +82,31 @@ class ResumeMissingState(Rule):
     def resumes(self) -> bool:
         return self.loaded_at > 0 and self.weights_restored
 
+    @property
+    def certainty(self) -> Certainty:
+        return Certainty.STRONG if self.counts_on else Certainty.HEURISTIC
+
+    def on_step_begin(self, event: ev.StepBegin) -> None:
+        optimizer = event.optimizer
+        owner = optimizer.ref()
+        if self.resumes and optimizer.steps == 0 and owner is not None and len(owner.state):
+            self.filled.add(optimizer.key)
+
+    def on_scaler_stepped(self, event: ev.ScalerStepped) -> None:
+        state, owner = event.scaler, event.scaler.ref()
+        if not self.resumes or state.steps != 1 or owner is None or not owner.is_enabled():
+            return
+        if id(owner) not in self.restored:
+            self.missing["gradient scaler"] = self.load_site, "GradScaler", "its scale"
+
     def on_step_end(self, event: ev.StepEnd) -> None:
         optimizer = event.optimizer
         if not self.resumes or optimizer.steps != 1:
             return
         owner = optimizer.ref()
         if owner is None or id(owner) in self.restored or not _has_state(owner):
+            return
+        if optimizer.key in self.filled:
             return
         self.fresh[optimizer.key] = optimizer.kind, self.load_site
 
@@ -87,7 +117,7 @@ class ResumeMissingState(Rule):
         at_start = getattr(owner, "last_epoch", 2) <= 1
         trains = state.optimizer is not None and state.optimizer.steps > 0
         if id(owner) not in self.restored and at_start and trains:
-            self.missing["scheduler"] = self.load_site, state.kind
+            self.missing["scheduler"] = self.load_site, state.kind, "its schedule"
 
     def on_loader_started(self, event: ev.LoaderStarted) -> None:
         if not isinstance(event.owner.sampler, RandomSampler):
@@ -103,27 +133,26 @@ class ResumeMissingState(Rule):
         for optimizer in self.trace.optimizers:
             if optimizer.key in self.fresh and optimizer.steps >= LEAST_UPDATES:
                 kind, site = self.fresh[optimizer.key]
-                saved = (
-                    "it is in the checkpoint"
-                    if "optimizer" in self.contents
-                    else ("it is not in the checkpoint")
-                )
+                here = "optimizer" in self.contents
+                saved = f"it is {'' if here else 'not '}in the checkpoint"
                 yield self.report(
                     f"Weights and {self.counter!r} were restored, but the state of {kind} was not"
                     f" ({saved}): its moments restarted from zero for {optimizer.steps} updates.",
                     site,
+                    certainty=self.certainty,
                     evidence={
                         "counter": self.counter,
                         "optimizer": kind,
-                        "saved": "optimizer" in self.contents,
+                        "saved": here,
                         "updates_since": optimizer.steps,
                     },
                 )
-        for part, (site, kind) in self.missing.items():
+        for part, (site, kind, what) in self.missing.items():
             yield self.report(
-                f"Weights and {self.counter!r} were restored, but the {part} ({kind}) was not: its"
-                " schedule started anew.",
+                f"Weights and {self.counter!r} were restored, but the {part} ({kind}) was not:"
+                f" {what} started anew.",
                 site,
+                certainty=self.certainty,
                 evidence={"counter": self.counter, part: kind},
             )
         if self.restarts:
@@ -133,12 +162,13 @@ class ResumeMissingState(Rule):
                 " started from random states that epochs before the checkpoint had started from:"
                 " the same order of samples comes again.",
                 site,
+                certainty=self.certainty,
                 evidence={"counter": self.counter, "repeated_epochs": len(self.restarts)},
             )
 
 
 def _counter(contents: Any) -> str:
-    """The key of a counter above zero in a checkpoint; empty where there is none."""
+    """The key of a counter in a checkpoint that has weights too; empty where there is none."""
     if not isinstance(contents, Mapping):
         return ""
     has_weights = any(isinstance(v, Mapping) and _is_weights(v) for v in contents.values())
@@ -147,6 +177,42 @@ def _counter(contents: Any) -> str:
         if named and isinstance(value, int) and not isinstance(value, bool) and has_weights:
             return str(key)
     return ""
+
+
+@functools.cache
+def _reads(file: str, key: str) -> bool:
+    """Whether the file, or the script itself, looks up `key` for more than a message."""
+    main = getattr(sys.modules.get("__main__"), "__file__", "") or ""
+    for name in {file, main} - {""}:
+        try:
+            tree = ast.parse(Path(name).read_text(encoding="utf-8"))
+        except (OSError, ValueError, SyntaxError):
+            continue
+        if _looks_up(tree, key):
+            return True
+    return False
+
+
+def _looks_up(node: ast.AST, key: str) -> bool:
+    """Whether `checkpoint[key]` or `checkpoint.get(key)` is read somewhere in `node`."""
+    if isinstance(node, ast.JoinedStr) or _is_message(node):
+        return False
+    asked: ast.AST | None = None
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+        asked = node.slice
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+        asked = node.args[0] if node.func.attr in ("get", "pop") else None
+    if isinstance(asked, ast.Constant) and asked.value == key:
+        return True
+    return any(_looks_up(child, key) for child in ast.iter_child_nodes(node))
+
+
+def _is_message(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    called = node.func
+    name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+    return name in MESSAGES
 
 
 def _is_weights(value: Mapping[Any, Any]) -> bool:
