@@ -86,11 +86,12 @@ def test_a_typo_is_answered_with_what_was_meant(
     assert captured.out == ""
 
 
-def test_several_processes_are_refused_clearly(capsys: Capture) -> None:
-    assert command.run(["train", "--nproc", "2"]) == EXIT_REQUEST
+def test_a_mesh_of_other_ranks_is_refused_before_any_starts(capsys: Capture) -> None:
+    arguments = ["train", "--nproc", "2", "--set", "parallel.shard=3"]
+    assert command.run(arguments) == EXIT_REQUEST
     err = capsys.readouterr().err
-    assert "2 processes" in err
-    assert "train.accumulation" in err
+    assert "does not make 2 ranks" in err
+    assert "do: use parallel.shard=" in err
 
 
 @pytest.mark.parametrize(
