@@ -54,7 +54,9 @@ class ExplodingGradients(Cause):
         share = len(found) / len(gradient)
         usual = float(np.median(gradient.values))
         worst = max(found, key=lambda position: gradient.values[position], default=0)
-        if len(found) >= 4 and share > 0.015 and gradient.values[worst] > 10 * usual:
+        # Ten times nothing, after the gradients have faded, explodes nowhere.
+        bar = max(10 * usual, 3 * float(np.median(gradient.part(0, 0.1))))
+        if len(found) >= 4 and share > 0.015 and gradient.values[worst] > bar:
             return Verdict(
                 f"{len(found)} of {len(gradient)} updates have a gradient norm of more than"
                 f" {SPIKE:g} times the usual ({usual:.3g}); the worst is"
