@@ -33,6 +33,7 @@ LEVELS: Mapping[str, int] = {
     "materials": 6,
     "readiness": 6,
     "recording": 6,
+    "replaying": 6,
     "resuming": 6,
     "running": 6,
     "together": 6,

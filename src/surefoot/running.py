@@ -25,11 +25,13 @@ from surefoot.data.batch import MicroBatch
 from surefoot.data.sources.stream import StreamPlan
 from surefoot.engine.cadence import AtEnd, Cadence, Every, Horizon, Unit
 from surefoot.engine.evaluate import OpenSet
+from surefoot.engine.first_bad import described
 from surefoot.engine.interrupt import StopOnSignal
 from surefoot.engine.loop import Loop, LoopParts, Outcome
 from surefoot.engine.spike_guard import RollBack
 from surefoot.engine.window import Window, leaving_out
 from surefoot.observe.events import EventKind, EventLog, failure_event
+from surefoot.observe.evidence import keep_batch
 from surefoot.observe.ledger import TIME_LEDGER_NAME, LedgerReading, add_stretch
 from surefoot.observe.metrics_log import MetricsLog, read_rows
 from surefoot.observe.metrics_schema import number
@@ -126,6 +128,7 @@ class FolderRun:
         saving = assembly.place.ranks.channel("save")
         self.saver = make_saver(assembly.settings, folder.checkpoints_path, saving, self.tell)
         self._began = self._clock()
+        assembly.trainable.log.investigate = self._investigate
 
     def begin(self) -> None:
         """Says that the run starts from nothing."""
@@ -251,6 +254,29 @@ class FolderRun:
     def _evaluate(self) -> str | None:
         self.saver.poll()
         return self.assembly.evaluate()
+
+    def _investigate(
+        self, event: Event, window: Window, denominators: Mapping[str, float]
+    ) -> dict[str, object]:
+        """Runs a window that was not finite again, and keeps every bad one for a replay."""
+        found: dict[str, object] = {}
+        trainable = self.assembly.trainable
+        if event.kind != EventKind.SPIKE:
+            first_bad = trainable.first_bad.find(window, denominators)
+            found = {"first_bad": first_bad, "meaning": described(first_bad)}
+        if isinstance(self.folder, SharedFolder):
+            return found
+        batches = [micro_batch.data for micro_batch in window.micro_batches]
+        roll_backs = [asdict(back) for back in trainable.log.guard.spikes.roll_backs]
+        told = replace(event, data={**event.data, **found})
+        try:
+            kept = keep_batch(self.folder.artifacts_path, told, batches, {"roll_backs": roll_backs})
+        except OSError as error:
+            # Such as a full disk: the event itself matters more.
+            return {**found, "evidence": f"not kept: {error}"}
+        if kept is not None:
+            found["evidence"] = str(kept.relative_to(self.folder.path))
+        return found
 
     def _open_windows(self, cursor: Any) -> Iterator[Window]:
         trainable = self.assembly.trainable

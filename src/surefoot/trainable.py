@@ -23,6 +23,7 @@ from surefoot.core.stopping import EarlyStopping, StoppingState
 from surefoot.core.units import Steps
 from surefoot.engine.decisions import Course, RuleState, WatchedMetric
 from surefoot.engine.device_clock import DeviceClock, TimedTask
+from surefoot.engine.first_bad import FirstBad
 from surefoot.engine.guard import Guard, NonFinitePolicy
 from surefoot.engine.passes import Pass, PlainPass, RanksPass
 from surefoot.engine.reporting import ReportLog
@@ -64,6 +65,8 @@ class Trainable:
     state: RunState
     log: ReportLog
     update: Update
+    first_bad: FirstBad
+    """Finds the module that made an update go wrong."""
     host_sums: HostSums | None = None
     """Where the ranks meet in each update; None for one rank."""
     device_milliseconds: Callable[[], dict[str, float] | None] = lambda: None
@@ -99,7 +102,6 @@ def make_trainable(
     guard = make_guard(settings, loss_scale, optimizer)
     clip_norm = settings.train.clip_norm
     log = make_log(settings, guard, task, device, observers)
-    every = settings.log.weight_norm_every
     clock = DeviceClock(device) if device.type == "cuda" else None
     timed = task if clock is None else TimedTask(task, clock)
     joint = joint_parts(laid_out, model, timed, precision, place, ledger.parameters)
@@ -116,11 +118,7 @@ def make_trainable(
             course=course,
             optimizer=optimizer,
             average=average,
-            signals=Signals(
-                joint.weight_norm,
-                every.value if isinstance(every, Steps) else NEVER_STEPS,
-                sampling,
-            ),
+            signals=make_signals(settings, joint.weight_norm, sampling),
             log=log,
         )
     )
@@ -148,10 +146,20 @@ def make_trainable(
         state,
         log,
         update,
+        FirstBad(model, joint.run_pass, loss_scale, device),
         joint.host_sums,
         clock.milliseconds if clock is not None else lambda: None,
         laid_out.cut,
     )
+
+
+def make_signals(
+    settings: Settings, weight_norm: Callable[[], Tensor], sampling: Sampling | None
+) -> Signals:
+    """What is sent to the host of each update."""
+    every = settings.log.weight_norm_every
+    steps = every.value if isinstance(every, Steps) else NEVER_STEPS
+    return Signals(weight_norm, steps, sampling)
 
 
 def make_sampling(

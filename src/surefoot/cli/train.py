@@ -47,6 +47,12 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Build all, run one batch, leave no trace.")
     ] = False,
+    replay: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="EVENT", help="Run the update of an event again (RUN/artifacts/bad-batches/…)."
+        ),
+    ] = None,
     runs: Annotated[
         Path, typer.Option(metavar="DIR", help="Folder in which the run folder is made.")
     ] = DEFAULT_RUNS,
@@ -56,6 +62,15 @@ def train(
     """Train a recipe. With none, a small GPT on the source of Python's own standard library."""
     session: Session = context.obj
     _check_request(recipe, resume, accept_change or [], dry_run)
+    if replay is not None:
+        if recipe or overrides or resume or dry_run or nproc > 1:
+            raise RequestError(
+                "--replay is given with something else",
+                where="--replay",
+                rule="a replay is the run's own update, in one process",
+                remedy="leave the rest out: surefoot train --replay EVENT",
+            )
+        return _replay(session, replay)
     if nproc > 1:
         return _launch(context, session, nproc)
 
@@ -81,6 +96,30 @@ def train(
         )
     made_in = runs if resume is None else resume.parent
     return _tell(session, result, recipe, overrides or [], made_in)
+
+
+def _replay(session: Session, event: Path) -> int:
+    """Runs one update again and says what came of it."""
+    from surefoot.observe.evidence import read_event
+
+    _recipe_of(read_event(event)[0])
+    from surefoot.replaying import replay
+
+    done = replay(event)
+    session.answer({"exit_code": EXIT_DONE, "is_same": done.is_same, **vars(done)})
+    session.say(
+        f"window {done.window} again, from {done.begun_from}, after {done.num_rerun} others",
+        style="bold",
+    )
+    for name, value in done.found.items():
+        session.say(f"  {name}  {value!r}  (recorded: {done.recorded[name]!r})")
+    session.say(f"  {'the same, to the bit' if done.is_same else 'NOT the same as recorded'}")
+    session.say(f"  {done.meaning}")
+    session.say("largest gradients, before clipping:")
+    for name, value in done.largest_gradients.items():
+        session.say(f"  {name}  {format_number(value)}")
+    session.next((f"surefoot train --resume {done.run}", "goes on from the newest checkpoint"))
+    return EXIT_DONE
 
 
 def _launch(context: typer.Context, session: Session, num_ranks: int) -> int:

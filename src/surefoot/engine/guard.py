@@ -69,21 +69,23 @@ class Guard:
             if self.spikes.is_left_out(report.window):
                 return None
             self._refuse_weightless_epoch(report)
-            return _event("skip", report, "the window carries no weight: there is nothing to learn")
+            message = "the window carries no weight: there is nothing to learn"
+            return event_of("skip", report, message)
         self._weightless_since = None
         if math.isfinite(report.loss) and math.isfinite(report.grad_norm):
             return self.spikes.judge(report)
         self.spikes.pass_over()
         if self._is_overflow(report):
             self.num_overflows += 1
-            return _event("overflow", report, f"fp16 overflow at loss scale {report.loss_scale:g}")
+            message = f"fp16 overflow at loss scale {report.loss_scale:g}"
+            return event_of("overflow", report, message)
         if self.policy is NonFinitePolicy.SKIP and self.num_skipped < self.skip_budget:
             self.num_skipped += 1
             left = self.skip_budget - self.num_skipped
             if report.applied:
                 message = f"the loss is {report.loss}, its gradient finite; {left} more allowed"
-                return _event("non-finite-loss", report, message)
-            return _event("skip", report, f"non-finite update skipped; {left} more allowed")
+                return event_of("non-finite-loss", report, message)
+            return event_of("skip", report, f"non-finite update skipped; {left} more allowed")
         raise self._error(report)
 
     def clip_fraction(self) -> float | None:
@@ -153,7 +155,8 @@ class Guard:
         self.spikes.load_state_dict(state["spikes"])
 
 
-def _event(kind: str, report: StepReport, message: str) -> Event:
+def event_of(kind: str, report: StepReport, message: str) -> Event:
+    """The event of an update, with its numbers and samples."""
     return Event(
         kind=kind,
         step=report.step,

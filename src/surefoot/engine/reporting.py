@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
+from surefoot.core.errors import NonFiniteError
 from surefoot.core.reports import Event, Observer, StepReport
-from surefoot.engine.guard import Guard
+from surefoot.engine.guard import Guard, event_of
 from surefoot.engine.passes import TOTAL
 from surefoot.engine.sampling import DETAIL
 from surefoot.engine.signals import PendingReport
 from surefoot.engine.spike_guard import RolledBack
-from surefoot.engine.window import padding_waste
+from surefoot.engine.window import Window, padding_waste
 from surefoot.observe.ledger import Phase, TimeLedger
 from surefoot.state.run_state import Progress
 
+INVESTIGATED = frozenset({"non-finite", "non-finite-loss", "skip", "spike"})
+Investigation = Callable[[Event, Window, Mapping[str, float]], Mapping[str, object]]
+"""(event, window, denominators) -> what the event's data gets besides."""
 NO_DETAILS: dict[str, float] = {}
 KNOWN_SCALARS = frozenset({TOTAL, "grad_norm", "loss_scale", "weight_norm"})
 
@@ -56,6 +61,8 @@ class ReportLog:
         self._counts_tokens = counts_tokens
         self._memory_bytes = memory_bytes
         self.ledger = TimeLedger()
+        self.investigate: Investigation = lambda event, window, denominators: {}
+        """Looks into an update that went wrong, before anything else is done."""
         self._sets_limits = guard.spikes.sets_limits
         self._in_flight: PendingReport | None = None
         self._last_time = self._handed_over = time.perf_counter()
@@ -95,6 +102,19 @@ class ReportLog:
     def tell(self, event: Event) -> None:
         for observer in self.observers:
             observer.on_event(event)
+
+    def _with_evidence(self, event: Event, pending: PendingReport) -> Event:
+        """The event with what the run finds out about it; nothing for a window without weight."""
+        if event.kind not in INVESTIGATED or not any(pending.denominators.values()):
+            return event
+        found = self.investigate(event, pending.window, pending.denominators)
+        return replace(event, data={**event.data, **found})
+
+    def _explain(self, error: NonFiniteError, pending: PendingReport, report: StepReport) -> None:
+        event = self._with_evidence(event_of("non-finite", report, error.what), pending)
+        self.tell(event)
+        if "meaning" in event.data:
+            error.where += f"; {event.data['meaning']}"
 
     def next_window(self) -> int:
         """Number of the window that is passed next, as `StepReport.window` counts."""
@@ -150,10 +170,14 @@ class ReportLog:
         self.latest = report
         for observer in self.observers:
             observer.on_step(report)
-        event = self.guard.judge(report)
+        try:
+            event = self.guard.judge(report)
+        except NonFiniteError as error:
+            self._explain(error, pending, report)
+            raise
         switch(before)
         if event is None:
             return
-        self.tell(event)
+        self.tell(self._with_evidence(event, pending))
         if (roll_back := self.guard.undo(event)) is not None:
             raise RolledBack(roll_back)

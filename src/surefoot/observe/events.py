@@ -34,6 +34,8 @@ class EventKind(StrEnum):
     """The disk is full: the run goes on without a checkpoint."""
     SKIP = "skip"
     """An update was skipped by the guard."""
+    NON_FINITE = "non-finite"
+    """An update that was not finite ends the run."""
     SPIKE = "spike"
     """The loss or the gradient norm stands far out of those before."""
     ROLL_BACK = "roll-back"
