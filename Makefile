@@ -31,7 +31,7 @@ EXTRAS_test := .[test,data,hf,tensorboard]
 EXTRAS_lint := .[lint,test,data,hf,tensorboard]
 EXTRAS_docs := .[docs]
 
-.PHONY: help demo test lint docs bench doctor-score test-gpu clean
+.PHONY: faults help demo test lint docs bench doctor-score test-gpu clean
 .NOTPARALLEL:
 .SECONDARY:
 
@@ -73,6 +73,11 @@ bench: $(VENV)/.ready-demo
 
 doctor-score: $(VENV)/.ready-test
 	$(BIN)/python tests/diagnosis/score.py
+
+# N=2000 tries each random fault so often; without it, as often as is stated for a release.
+N ?= stated
+faults: $(VENV)/.ready-test
+	$(BIN)/python -m pytest -q -n $(JOBS) -m faults_full --faults-n $(N) --timeout 7200 tests/faults
 
 test-ranks: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -q -m "not gpu" tests/parallel tests/memory
