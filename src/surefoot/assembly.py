@@ -186,7 +186,7 @@ def assemble(
     device = choose_device(settings.device)
     place = find_place(settings.parallel, device)
     plan = make_plan(material.train, settings, place)
-    pace = make_pace(material.train, material.task, plan)
+    pace = make_pace(material.train, material.task, plan, material.model)
     horizon_updates = updates_in(settings.train.horizon, pace)
     initial_digest = ""
     if place.mesh is None:

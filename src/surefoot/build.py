@@ -149,7 +149,7 @@ def build_schedule(recipe: Recipe) -> tuple[Schedule, int | None]:
     prepared = prepare_material(recipe)
     material = prepared.material
     plan = make_plan(material.train, recipe.settings)
-    pace = make_pace(material.train, material.task, plan)
+    pace = make_pace(material.train, material.task, plan, material.model)
     updates = updates_in(recipe.train.horizon, pace)
     return make_schedule(recipe, pace), None if isinstance(updates, Undecided) else updates
 

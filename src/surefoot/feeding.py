@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Generator
 
 import torch
+from torch import nn
 
 from surefoot.config.sections import Settings
-from surefoot.core.counting import Pace
+from surefoot.core.counting import Pace, decoder_flops_per_token
 from surefoot.core.errors import RequestError
 from surefoot.data.batch import MicroBatch
 from surefoot.data.fetch import collated
@@ -19,6 +20,7 @@ from surefoot.data.order import BatchPlan
 from surefoot.data.sources.base import Source
 from surefoot.data.sources.stream import StreamPlan, StreamSource, refuse_stream
 from surefoot.engine.evaluate import OpenSet
+from surefoot.models.gpt import GPT
 from surefoot.parallel.layout import ALONE, Place
 from surefoot.tasks.task import Task
 
@@ -59,11 +61,32 @@ def make_plan(
     )
 
 
-def make_pace(source: Source | StreamSource, task: Task, plan: BatchPlan | StreamPlan) -> Pace:
+def flops_per_sample(model: nn.Module) -> float | None:
+    """Operations of one sample's forward and backward, or None for a model of unknown structure.
+
+    A sample of a decoder is a sequence of its full length.
+    """
+    if not isinstance(model, GPT):
+        return None
+    config = model.config
+    parameters = sum(p.numel() for p in model.parameters())
+    # Embeddings that are only looked up take part in no product.
+    if config.positions == "learned":
+        parameters -= config.sequence_length * config.embedding_dim
+    if not config.tied:
+        parameters -= config.vocabulary_size * config.embedding_dim
+    return config.sequence_length * decoder_flops_per_token(
+        parameters, config.num_layers, config.embedding_dim, config.sequence_length
+    )
+
+
+def make_pace(
+    source: Source | StreamSource, task: Task, plan: BatchPlan | StreamPlan, model: nn.Module
+) -> Pace:
     """What one update consumes. Tokens a sample are those of the first sample's batch."""
     window = plan.micro_batch * plan.window_length
     if isinstance(plan, StreamPlan):
-        return Pace(samples_per_update=window)
+        return Pace(samples_per_update=window, flops_per_sample=flops_per_sample(model))
     tokens = None
     if task.unit == "tokens" and not isinstance(source, StreamSource):
         weight = task.weight(collated(source, [source[0]], [0]))
@@ -73,6 +96,7 @@ def make_pace(source: Source | StreamSource, task: Task, plan: BatchPlan | Strea
         num_samples=plan.num_samples,
         drop_short=plan.drop_short,
         tokens_per_sample=tokens,
+        flops_per_sample=flops_per_sample(model),
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 from surefoot.assembly import Assembly
@@ -19,10 +20,12 @@ from surefoot.config.sections import Settings
 from surefoot.core.counting import updates_in
 from surefoot.core.errors import RequestError, SurefootError
 from surefoot.core.interruption import Cut, CutShort
+from surefoot.core.peaks import dense_peak
 from surefoot.core.reports import EvalReport, Event, Observer, StepReport
 from surefoot.core.units import Count, Epochs, Flops, Samples, Seconds, Steps, Tokens
 from surefoot.data.batch import MicroBatch
-from surefoot.data.sources.stream import StreamPlan
+from surefoot.data.fetch import collated
+from surefoot.data.sources.stream import StreamPlan, StreamSource
 from surefoot.engine.cadence import AtEnd, Cadence, Every, Horizon, Unit
 from surefoot.engine.evaluate import OpenSet
 from surefoot.engine.first_bad import described
@@ -30,15 +33,17 @@ from surefoot.engine.interrupt import StopOnSignal
 from surefoot.engine.loop import Loop, LoopParts, Outcome
 from surefoot.engine.spike_guard import RollBack
 from surefoot.engine.window import Window, leaving_out
+from surefoot.numerics.determinism import preserved_rng
 from surefoot.observe.events import EventKind, EventLog, failure_event
 from surefoot.observe.evidence import keep_batch
 from surefoot.observe.ledger import TIME_LEDGER_NAME, LedgerReading, add_stretch
 from surefoot.observe.metrics_log import MetricsLog, read_rows
 from surefoot.observe.metrics_schema import number
 from surefoot.observe.observers import Observers
-from surefoot.observe.probes import UtilizationProbe
+from surefoot.observe.probes import ResourceProbe, UtilizationProbe
 from surefoot.observe.run_folder import RunFolder
 from surefoot.observe.watch import HangWatch, stacks_path
+from surefoot.optim.registry import optimizer_notes
 from surefoot.parallel.ranks import Ranks
 from surefoot.state.checkpoint import list_checkpoints, newest_whole, step_of
 from surefoot.state.commit import Draft
@@ -46,6 +51,8 @@ from surefoot.state.manifest import Manifest
 from surefoot.state.retention import DECIDING_KEY, EPHEMERAL_KEY, Keep, Retention, delete
 from surefoot.state.saver import SaveKind, SavePolicy, Saver, Tell
 from surefoot.state.shards import pieces_of
+from surefoot.tasks.calling import plan_call
+from surefoot.tasks.task import FunctionTask
 from surefoot.together import SharedFolder, SilentLog
 
 
@@ -116,7 +123,9 @@ class FolderRun:
         self.metrics_log: MetricsLog | SilentLog = SilentLog()
         essential: tuple[Observer, ...] = (self.latest,)
         if not isinstance(folder, SharedFolder):
-            self.metrics_log = MetricsLog(folder.metrics_path, self._utilization)
+            self.metrics_log = MetricsLog(
+                folder.metrics_path, self._utilization, self._resource_probe()
+            )
             essential = (self.metrics_log, EventLog(folder.events_path), self.latest)
         self.observers = Observers(essential, observers)
         assembly.trainable.log.observers = (self.observers,)
@@ -134,6 +143,22 @@ class FolderRun:
         """Says that the run starts from nothing."""
         told = {"seed": self.assembly.settings.seed, "attempt": self.folder.lease.attempt}
         self.tell(EventKind.START, "started", told)
+        for note in notes_of(self.assembly):
+            self.tell(EventKind.NOTE, note, {})
+
+    def _resource_probe(self) -> ResourceProbe:
+        trainable, place = self.assembly.trainable, self.assembly.place
+        peak = None
+        if trainable.device.type == "cuda":
+            name = torch.cuda.get_device_name(trainable.device)
+            peak = dense_peak(name, trainable.precision.name)
+        return ResourceProbe(
+            trainable.device,
+            lambda: self._utilization.energy_joules,
+            self.assembly.pace.flops_per_sample,
+            None if peak is None else peak * place.ranks.size,
+            lambda text: self.tell(EventKind.NOTE, text, {}),
+        )
 
     def restore(
         self, told: Mapping[str, object], check: Callable[[Manifest], None] = lambda _: None
@@ -375,6 +400,18 @@ class FolderRun:
             metrics=dict(self.latest.values),
             model=self.assembly.material.model,
         )
+
+
+def notes_of(assembly: Assembly) -> Iterator[str]:
+    """What is unusual about the optimizer, and what the data holds that nobody asks for."""
+    yield from optimizer_notes(assembly.settings.optimizer, assembly.trainable.ledger)
+    material = assembly.material
+    if isinstance(material.train, StreamSource) or isinstance(material.task, FunctionTask):
+        return
+    with preserved_rng(assembly.trainable.device):
+        batch = collated(material.train, [material.train[0]], [0])
+    if unused := plan_call(material.model, batch).unused:
+        yield f"the data holds {', '.join(unused)}, which the model's forward does not take"
 
 
 def make_saver(settings: Settings, checkpoints: Path, ranks: Ranks, tell: Tell) -> Saver:

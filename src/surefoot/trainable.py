@@ -94,7 +94,8 @@ def make_trainable(
     ledger = make_ledger(model, settings.optimizer)
     answers = {settings.guard.non_finite, settings.guard.spikes}
     skipping = precision.needs_loss_scale or "skip" in answers
-    optimizer = build_optimizer(settings.optimizer, ledger, device, skipping)
+    section = settings.optimizer
+    optimizer = build_optimizer(section, ledger, device, skipping, section.low_precision_weights)
     loss_scale = make_loss_scale(settings, precision, device)
     average = WeightEma(model, settings.ema.decay) if settings.ema.kind == "on" else NoAverage()
     course = Course(make_schedule(settings, pace), _plateau_state(settings))

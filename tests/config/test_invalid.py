@@ -63,7 +63,10 @@ def test_an_unknown_key_of_a_kind_says_the_kind() -> None:
 def test_a_key_like_no_other_lists_the_known_ones() -> None:
     rule, remedy = refused({"guard.zzz": 1})["guard.zzz"]
     assert rule == "unknown key"
-    assert remedy == "known here: non_finite, skip_budget, deadline, restarts_without_progress"
+    assert remedy == (
+        "known here: non_finite, skip_budget, spikes, spike_budget, roll_back_updates, "
+        "leave_out_windows, deadline, restarts_without_progress"
+    )
 
 
 def test_an_unknown_key_inside_a_list() -> None:

@@ -74,6 +74,10 @@ def test_only_times_and_resources_are_measured() -> None:
         "samples_per_second",
         "memory_bytes",
         "device_utilization",
+        "memory_allocated_bytes",
+        "memory_reserved_bytes",
+        "energy_joules",
+        "mfu",
         "seconds",
         "time",
     }
@@ -394,3 +398,42 @@ def test_kills_in_the_middle_of_writes_leave_every_window_once(path: Path) -> No
     assert windows(path) == list(range(1, window + 2))
     moved = Counter(w for p in path.parent.glob("*before-resume*") for w in windows(p))
     assert moved
+
+
+def test_resources_are_asked_once_for_many_rows_with_their_speed(path: Path) -> None:
+    asked = []
+
+    def resources(speed: float | None) -> dict[str, float | None]:
+        asked.append(speed)
+        return {"energy_joules": 5.0 * len(asked)}
+
+    log = MetricsLog(path, resources=resources)
+    for window in (1, 2, 3):
+        log.append(report(window))
+    log.append(EVALUATION)
+    log.flush()
+    log.append(report(4))
+    log.close()
+    # 32 samples in half a second each.
+    assert asked == [64.0, 64.0]
+    found = [row.get("energy_joules") for row in rows(path)]
+    assert found == [None, None, 5.0, None, 10.0]
+
+
+def test_the_gap_is_to_the_mean_training_loss_also_after_a_resume(path: Path) -> None:
+    log = MetricsLog(path)
+    log.append(EVALUATION)
+    log.append(report(1, loss=1.0, weight=30.0))
+    log.append(report(2, loss=2.0, weight=10.0))
+    log.append(report(3, loss=math.nan, weight=10.0, applied=False))
+    offset = log.sync()
+    log.append(EVALUATION)
+    log.close()
+    first, *_, last = rows(path)
+    assert first["gap"] is None
+    assert last["gap"] == EVALUATION.metrics["loss"] - 1.25
+    resumed = MetricsLog(path)
+    resumed.resume_at(offset)
+    resumed.append(EVALUATION)
+    resumed.close()
+    assert rows(path)[-1] == last

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from surefoot.observe import probes
-from surefoot.observe.probes import MemoryProbe, UtilizationProbe
+from surefoot.observe.probes import MemoryProbe, ResourceProbe, UtilizationProbe
 
 
 def test_resident_memory_is_that_of_the_process() -> None:
@@ -99,3 +99,13 @@ def test_on_a_gpu_both_probes_answer() -> None:
     probe.close()
     assert value is not None
     assert 0 <= value <= 1
+
+
+def test_a_utilization_that_cannot_be_is_said_once_and_not_recorded() -> None:
+    told: list[str] = []
+    probe = ResourceProbe(torch.device("cpu"), lambda: 7.0, 100.0, 1000.0, told.append)
+    assert probe(5.0) == {"energy_joules": 7.0, "mfu": 0.5}
+    assert probe(11.0)["mfu"] is probe(12.0)["mfu"] is None
+    assert len(told) == 1 and "110%" in told[0]
+    assert "mfu" not in probe(None)
+    assert "mfu" not in ResourceProbe(torch.device("cpu"), lambda: None)(5.0)

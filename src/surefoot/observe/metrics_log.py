@@ -12,7 +12,8 @@ import os
 import sys
 import time
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
 
@@ -21,10 +22,13 @@ from pydantic_core import to_json
 from surefoot.core.errors import CheckpointError, DataError, RunFolderError, SurefootError
 from surefoot.core.reports import EvalReport, Event, StepReport
 from surefoot.observe.atomic import PartialWriteError, atomic_write, fsync_directory, write_all
-from surefoot.observe.metrics_schema import schema
+from surefoot.observe.metrics_schema import RESOURCES, number, schema
 
 FLUSH_SECONDS = 1.0
 MAX_SAMPLE_IDS = 64
+GAP_UPDATES = 50
+"""Updates whose mean training loss an evaluation is compared with."""
+NO_RESOURCES: Mapping[str, None] = dict.fromkeys(RESOURCES)
 
 
 def _encode(row: Mapping[str, object]) -> bytes:
@@ -43,13 +47,22 @@ class MetricsLog:
         path: the log; made if it is missing.
         utilization: asked for each row; the share of time that the device was busy, or None. It
             must answer from memory.
+        resources: asked about once a second, with the samples a second of the rows since it was
+            asked before: values of the columns `RESOURCES`, for the latest of them.
 
     It is an Observer (`on_step`, `on_eval`). All methods belong to one thread.
     """
 
-    def __init__(self, path: Path, utilization: Callable[[], float | None] = lambda: None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        utilization: Callable[[], float | None] = lambda: None,
+        resources: Callable[[float | None], Mapping[str, float | None]] = lambda speed: {},
+    ) -> None:
         self.path = path
         self._utilization = utilization
+        self._resources = resources
+        self._recent_losses: deque[tuple[float, float]] = deque(maxlen=GAP_UPDATES)
         self._waiting: list[tuple[StepReport | EvalReport, float | None]] = []
         self._unwritten = b""
         self._last_flush = time.monotonic()
@@ -92,10 +105,20 @@ class MetricsLog:
     def on_event(self, event: Event) -> None:
         """Events stand in the event log."""
 
-    def _line(self, report: StepReport | EvalReport, utilization: float | None) -> bytes:
-        if isinstance(report, StepReport):
-            return _encode(self._step_row(report, utilization)) + b"\n"
-        return _encode(_eval_row(report)) + b"\n"
+    def _lines(self) -> Iterator[bytes]:
+        steps = [index for index, (r, _) in enumerate(self._waiting) if isinstance(r, StepReport)]
+        samples_before, seconds = self._samples_before, 0.0
+        for index, (report, utilization) in enumerate(self._waiting):
+            if isinstance(report, EvalReport):
+                yield _encode(self._eval_row(report)) + b"\n"
+                continue
+            row = self._step_row(report, utilization)
+            seconds += report.step_seconds
+            if index == steps[-1]:
+                known = samples_before is not None and seconds > 0
+                speed = (report.samples - (samples_before or 0)) / seconds if known else None
+                row |= self._resources(speed)
+            yield _encode(row) + b"\n"
 
     def _step_row(self, report: StepReport, utilization: float | None) -> dict[str, object]:
         seconds = report.step_seconds
@@ -105,6 +128,8 @@ class MetricsLog:
             tokens_per_second = (report.tokens - self._tokens_before) / seconds
         self._samples_before = report.samples
         self._tokens_before = report.tokens
+        if report.applied:
+            self._recent_losses.append((report.loss, report.weight))
         ids = report.sample_ids
         return {
             "row": "step",
@@ -131,6 +156,21 @@ class MetricsLog:
             "samples_per_second": samples_per_second,
             "memory_bytes": report.memory_bytes,
             "device_utilization": utilization,
+            **NO_RESOURCES,
+            "time": report.time,
+        }
+
+    def _eval_row(self, report: EvalReport) -> dict[str, object]:
+        return {
+            "row": "eval",
+            "step": report.step,
+            "name": report.name,
+            "metrics": report.metrics,
+            "gap": _gap(report.metrics.get("loss"), self._recent_losses),
+            "weight": report.weight,
+            "samples": report.samples,
+            "weights": report.weights,
+            "seconds": report.seconds,
             "time": report.time,
         }
 
@@ -143,7 +183,7 @@ class MetricsLog:
         self._last_flush = time.monotonic()
         if os.getpid() != self._pid:
             return  # A forked child holds a copy of the waiting rows, which are not its to write.
-        self._unwritten += b"".join([self._line(*waiting) for waiting in self._waiting])
+        self._unwritten += b"".join(self._lines())
         self._waiting.clear()
         if not self._unwritten:
             return
@@ -223,6 +263,7 @@ class MetricsLog:
         self._size = offset
         self._may_append = True
         self._samples_before, self._tokens_before = self._counts_at_end()
+        self._recent_losses = deque(_losses_at_end(self.path), GAP_UPDATES)
         return aside
 
     def _free_aside_path(self) -> Path:
@@ -258,20 +299,6 @@ def strict(value: object) -> object:
     if isinstance(value, (list, tuple)):
         return [strict(item) for item in value]
     return value
-
-
-def _eval_row(report: EvalReport) -> dict[str, object]:
-    return {
-        "row": "eval",
-        "step": report.step,
-        "name": report.name,
-        "metrics": report.metrics,
-        "weight": report.weight,
-        "samples": report.samples,
-        "weights": report.weights,
-        "seconds": report.seconds,
-        "time": report.time,
-    }
 
 
 # -- reading -----------------------------------------------------------------------------------
@@ -320,6 +347,26 @@ def last_step_row(path: str | Path, *, tail_bytes: int = 1 << 16) -> dict[str, o
             if start == 0:
                 return None
             tail_bytes *= 8
+
+
+def _gap(loss: float | None, recent: Iterable[tuple[float, float]]) -> float | None:
+    """The loss less the mean of recent training losses, over their items; None without either."""
+    pairs = list(recent)
+    weight = sum(weight for _, weight in pairs)
+    if loss is None or not weight:
+        return None
+    return loss - sum(loss * weight for loss, weight in pairs) / weight
+
+
+def _losses_at_end(path: Path) -> list[tuple[float, float]]:
+    """Loss and weight of the last applied updates of a log, oldest first."""
+    lines: deque[bytes] = deque(maxlen=GAP_UPDATES)
+    with open(path, "rb") as file:
+        for line in file:
+            if line.startswith(b'{"row":"step"') and b'"applied":true' in line:
+                lines.append(line)
+    rows = [json.loads(line) for line in lines]
+    return [(number(row["loss"]), number(row["weight"])) for row in rows]
 
 
 def _read_from(descriptor: int, offset: int) -> bytes:

@@ -38,6 +38,24 @@ def _measured(name: str, unit: str, description: str, reduction: Reduction = "me
     return Column(name, "measured", unit, description, reduction)
 
 
+RESOURCE_COLUMNS = (
+    _measured(
+        "memory_allocated_bytes", "bytes", "allocated on the device now, each second or so", "max"
+    ),
+    _measured(
+        "memory_reserved_bytes", "bytes", "held by torch's allocator, each second or so", "max"
+    ),
+    _measured(
+        "energy_joules",
+        "J",
+        "used by the device since the process began",
+        "last",
+    ),
+    _measured(
+        "mfu", "1", "share of the device's dense peak, each second or so, null unless both known"
+    ),
+)
+RESOURCES = tuple(column.name for column in RESOURCE_COLUMNS)
 STEP_COLUMNS = (
     _exact("row", "", "`step`: one row per window, applied or skipped"),
     _exact("step", "updates", "updates completed after this one"),
@@ -65,6 +83,7 @@ STEP_COLUMNS = (
     _measured("samples_per_second", "samples/s", "its samples over its wall time; null unknown"),
     _measured("memory_bytes", "bytes", "peak allocated on the device, or resident on CPU", "max"),
     _measured("device_utilization", "1", "share of time the device was busy lately; null unknown"),
+    *RESOURCE_COLUMNS,
     _measured("time", "s", "Unix time at which the numbers had arrived", "last"),
 )
 
@@ -104,6 +123,7 @@ EVAL_COLUMNS = (
     _exact("step", "updates", "updates completed when it was evaluated"),
     _exact("name", "", "name of the validation set"),
     _exact("metrics", "", "metric name to value; `loss` is always there"),
+    _exact("gap", "loss", "its loss less the mean training loss of the last 50 updates"),
     _exact("weight", "items", "loss-bearing items that the loss was averaged over"),
     _exact("samples", "samples", "samples evaluated"),
     _exact("weights", "", "which weights: `raw` or `ema`"),

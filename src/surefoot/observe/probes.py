@@ -13,7 +13,11 @@ import threading
 import time
 from collections.abc import Callable
 
+import pynvml
 import torch
+
+from surefoot.core.errors import SurefootError
+from surefoot.core.peaks import model_flops_utilization
 
 REFRESH_SECONDS = 0.25
 UTILIZATION_SECONDS = 1.0
@@ -78,6 +82,8 @@ class UtilizationProbe:
     def __init__(self, device: torch.device | str) -> None:
         self._device = torch.device(device)
         self._value: float | None = None
+        self.energy_joules: float | None = None
+        """Used by the device since this probe was made; None where nobody knows."""
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
@@ -112,7 +118,11 @@ class UtilizationProbe:
 
     def _watch_driver(self) -> None:
         # The first question loads the driver's library: asked at once, it is over before training.
+        read_energy = _energy_reader(self._device)
+        began = read_energy()
         while True:
+            now = read_energy()
+            self.energy_joules = None if now is None or began is None else now - began
             try:
                 self._value = torch.cuda.utilization(self._device) / 100
             except Exception:
@@ -121,3 +131,66 @@ class UtilizationProbe:
                 return
             if self._stopping.wait(UTILIZATION_SECONDS):
                 return
+
+
+def _energy_reader(device: torch.device) -> Callable[[], float | None]:
+    """Joules since the driver was loaded, by NVML; None where it does not say (before Volta)."""
+    try:
+        pynvml.nvmlInit()
+        uuid = str(torch.cuda.get_device_properties(device).uuid)
+        name = uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
+        handle = pynvml.nvmlDeviceGetHandleByUUID(name)
+        pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+    except Exception:
+        return lambda: None
+
+    def read() -> float | None:
+        try:
+            return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000.0
+        except Exception:
+            return None
+
+    return read
+
+
+class ResourceProbe:
+    """What a device holds and uses, for the metrics log's `resources`: call it with a speed.
+
+    Args:
+        device: where the model is.
+        energy_joules: used so far, or None.
+        flops_per_sample: operations of one sample's forward and backward; None where unknown.
+        peak: of all devices of the run, in operations a second; None where unknown.
+        tell: hears, once, of a utilization that cannot be.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        energy_joules: Callable[[], float | None],
+        flops_per_sample: float | None = None,
+        peak: float | None = None,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._device = device
+        self._energy_joules = energy_joules
+        self._flops_per_sample = flops_per_sample
+        self._peak = peak
+        self._tell = tell
+
+    def __call__(self, samples_per_second: float | None) -> dict[str, float | None]:
+        found: dict[str, float | None] = {"energy_joules": self._energy_joules()}
+        if self._device.type == "cuda":
+            found["memory_allocated_bytes"] = torch.cuda.memory_allocated(self._device)
+            found["memory_reserved_bytes"] = torch.cuda.memory_reserved(self._device)
+        if samples_per_second and self._flops_per_sample and self._peak:
+            found["mfu"] = self._mfu(samples_per_second * self._flops_per_sample, self._peak)
+        return found
+
+    def _mfu(self, flops_per_second: float, peak: float) -> float | None:
+        try:
+            return model_flops_utilization(flops_per_second, peak)
+        except SurefootError as error:
+            self._tell(str(error))
+            self._tell = lambda text: None
+            return None

@@ -37,6 +37,8 @@ class OptimizerBase(Section, ABC):
     decay_embeddings: bool = True
     groups: Annotated[tuple[GroupSection, ...], Field(strict=False)] = ()
     fused: Fused = "auto"
+    low_precision_weights: Literal["refuse", "master"] = "refuse"
+    """bf16 weights are an error, or are stepped by float32 copies of them."""
 
 
 class AdamWSection(OptimizerBase):
