@@ -130,7 +130,16 @@ class CheckpointError(SurefootError):
     """A checkpoint is damaged, incomplete or belongs to another model."""
 
 
-class DiskFullError(CheckpointError):
+class DiskRefusedError(CheckpointError):
+    """The disk refuses a checkpoint; nothing was published and older ones are untouched."""
+
+    needed_bytes: int | None = None
+    """What the checkpoint takes, where that was known."""
+    free_bytes: int | None = None
+    """What was free at that moment, where the disk says so."""
+
+
+class DiskFullError(DiskRefusedError):
     """A checkpoint does not fit on its disk; nothing was published and older ones are untouched."""
 
 

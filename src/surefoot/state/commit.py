@@ -9,20 +9,23 @@ none, and an older one is never touched.
 
 from __future__ import annotations
 
-import errno
 import json
+import os
 import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from surefoot.core.errors import CheckpointError, DiskFullError
+from surefoot.core.disk import is_full, is_refused
+from surefoot.core.errors import CheckpointError, DiskFullError, DiskRefusedError
 from surefoot.parallel.ranks import OneRank, Ranks
 from surefoot.state.durable import rename, replace_text, sync_path, write_text
 from surefoot.state.manifest import (
     MANIFEST_NAME,
+    STEP_PREFIX,
     ChunkEntry,
     FileEntry,
     Manifest,
@@ -38,9 +41,16 @@ STATE_NAME = "state.json"
 LATEST_NAME = "latest"
 TENSOR_SUFFIX = ".safetensors"
 TEMPORARY_SUFFIX = ".tmp"
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+REPLACED_SUFFIX = ".replaced.tmp"
 SPARE_BYTES = 1 << 20
 """Kept free beyond the tensors: the state, the manifest and the logs."""
+OTHER_KIND, FAILING_KIND, FULL_KIND = ERROR_KINDS = ("other", "failing", "full")
+ERRORS = (CheckpointError, DiskRefusedError, DiskFullError)
+REMEDIES = (
+    "see what the rule asks for, then resume",
+    "see to the disk or choose another place, then resume",
+    "free some space or choose another place, then resume",
+)
 
 
 @dataclass(frozen=True)
@@ -55,6 +65,8 @@ class Draft:
     kind: str = "resumable"
     still_owner: Callable[[], bool] = field(default=lambda: True)
     """Whether this process still owns the run folder: an orphan must not publish."""
+    trouble: Exception | None = None
+    """What kept this rank from bringing its part, such as a log on a full disk: raised on all."""
 
 
 def step_folder(checkpoints: Path, step: int) -> Path:
@@ -80,14 +92,17 @@ class _Commit:
         self.checkpoints = checkpoints
         self.target = step_folder(checkpoints, draft.step)
         self.beside = self.target  # Named with the attempt, once all agree on one.
+        self.needed_bytes: int | None = None
 
     def run(self) -> Path:
         try:
             begun = self._together("begin", self._begin)
+            held = {key: size for of_rank in begun for key, size in of_rank["held"].items()}
+            self.needed_bytes = sum(held.values()) + SPARE_BYTES
             self.beside = self.target.with_name(
                 f"{self.target.name}.{begun[0]['attempt']}{TEMPORARY_SUFFIX}"
             )
-            self._refuse_full_disk(begun)
+            self._refuse_full_disk()
             written = self._together("write", lambda: self._write(begun))
             self._together("publish", lambda: self._publish(begun, written))
         except BaseException:
@@ -104,23 +119,36 @@ class _Commit:
             answer = {"done": work()}
         except Exception as error:
             own = error
-            answer = {"error": str(error) or type(error).__name__, "full": _is_full(error)}
+            answer = {"error": str(error) or type(error).__name__, "kind": _kind(error)}
         answers = self.ranks.gather(f"checkpoint {self.draft.step}: {what}", answer)
         failed = [(rank, a) for rank, a in enumerate(answers) if "error" in a]
         if failed:
-            rank, first = failed[0]
-            on = f" on rank {rank}" if self.ranks.size > 1 else ""
-            kind = DiskFullError if any(a["full"] for _, a in failed) else CheckpointError
-            raise kind(
-                f"the checkpoint at step {self.draft.step} could not be written{on}: "
-                f"{first['error']}",
-                where=str(self.checkpoints),
-                rule="a checkpoint is published whole or not at all; older ones are untouched",
-                remedy="free some space or choose another place, then resume",
-            ) from own
+            raise self._error(failed) from own
         return [answer["done"] for answer in answers]
 
+    def _error(self, failed: Sequence[tuple[int, Mapping[str, Any]]]) -> CheckpointError:
+        rank, first = failed[0]
+        on = f" on rank {rank}" if self.ranks.size > 1 else ""
+        # A disk that gets well again is waited for only where nothing else is wrong.
+        kind = min((ERROR_KINDS.index(answer["kind"]) for _, answer in failed), default=0)
+        error = ERRORS[kind](
+            f"the checkpoint at step {self.draft.step} could not be written{on}: {first['error']}",
+            where=str(self.checkpoints),
+            rule="a checkpoint is published whole or not at all; older ones are untouched",
+            remedy=REMEDIES[kind],
+        )
+        self._measure(error)
+        return error
+
+    def _measure(self, error: CheckpointError) -> None:
+        if isinstance(error, DiskRefusedError):
+            error.needed_bytes = self.needed_bytes
+            with suppress(OSError):
+                error.free_bytes = shutil.disk_usage(self.checkpoints).free
+
     def _begin(self) -> dict[str, Any]:
+        if self.draft.trouble is not None:
+            raise self.draft.trouble
         attempt = ""
         if self.ranks.rank == 0:
             attempt = uuid.uuid4().hex[:12]
@@ -133,18 +161,20 @@ class _Commit:
             RANKS_KEY: self.draft.values.get(RANKS_KEY, {}),
         }
 
-    def _refuse_full_disk(self, begun: Sequence[Mapping[str, Any]]) -> None:
+    def _refuse_full_disk(self) -> None:
         # One answer for all ranks: the disk is that of the run folder.
-        needed = sum({k: n for b in begun for k, n in b["held"].items()}.values()) + SPARE_BYTES
         free = self._together("space", lambda: shutil.disk_usage(self.checkpoints).free)[0]
-        if free < needed:
-            raise DiskFullError(
-                f"the checkpoint at step {self.draft.step} needs {needed:,} bytes, "
+        assert self.needed_bytes is not None
+        if free < self.needed_bytes:
+            error = DiskFullError(
+                f"the checkpoint at step {self.draft.step} needs {self.needed_bytes:,} bytes, "
                 f"{free:,} are free",
                 where=str(self.checkpoints),
                 rule="a checkpoint is begun only where it fits; older ones are untouched",
                 remedy="free some space, or keep fewer checkpoints (checkpoint.keep)",
             )
+            error.needed_bytes, error.free_bytes = self.needed_bytes, free
+            raise error
 
     def _write(self, begun: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Writes the pieces that are this rank's, one file for each top-level part of the state."""
@@ -191,10 +221,18 @@ class _Commit:
                 "this process does not own the run folder any more",
                 rule="only the owner of a run publishes its checkpoints",
             )
+        aside = self.target.with_name(
+            f"{self.target.name}.{begun[0]['attempt']}{REPLACED_SUFFIX}"
+        )
         if self.target.exists():
-            # A damaged checkpoint of the same step, from before a fall-back: moved aside.
-            rename(self.target, self.target.with_name(f"{self.beside.name}.replaced.tmp"))
-        rename(self.beside, self.target)
+            # Of the same step, such as a damaged one before a fall-back. See `put_back`.
+            rename(self.target, aside)
+        try:
+            rename(self.beside, self.target)
+        except OSError:
+            with suppress(OSError):
+                os.rename(aside, self.target)
+            raise
         sync_path(self.checkpoints)
         replace_text(self.checkpoints / LATEST_NAME, f"{self.target.name}\n")
 
@@ -208,5 +246,22 @@ def _entries(written: Sequence[Mapping[str, Any]]) -> dict[str, TensorEntry]:
     return {name: TensorEntry(*described[name], tuple(chunks[name])) for name in sorted(chunks)}
 
 
-def _is_full(error: BaseException) -> bool:
-    return isinstance(error, DiskFullError) or getattr(error, "errno", None) in FULL
+def put_back(checkpoints: Path) -> None:
+    """Puts a checkpoint back whose replacement was cut short between two renames.
+
+    Only for the owner of the run, before it looks for its newest checkpoint.
+    """
+    for aside in checkpoints.glob(f"{STEP_PREFIX}*{REPLACED_SUFFIX}"):
+        target = aside.with_name(aside.name.partition(".")[0])
+        if not target.exists():
+            rename(aside, target)
+            sync_path(checkpoints)
+
+
+def _kind(error: Exception) -> str:
+    cause = error.__cause__
+    if isinstance(error, DiskFullError) or is_full(error) or is_full(cause):
+        return FULL_KIND
+    if isinstance(error, DiskRefusedError) or is_refused(error):
+        return FAILING_KIND
+    return OTHER_KIND

@@ -1,7 +1,8 @@
 """Saves the checkpoints of one run: at once, or beside the training. Decides nothing of the run.
 
 One save is in flight at most. What goes wrong in it reaches the training at its next boundary, on
-all ranks alike. A full disk is told loudly; by policy the run goes on without a checkpoint or ends.
+all ranks alike. A disk that is full or fails is told loudly; by policy the run goes on without a
+checkpoint or ends.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Literal
 
-from surefoot.core.errors import DiskFullError
+from surefoot.core.errors import CheckpointError, DiskRefusedError
 from surefoot.parallel.ranks import Ranks
 from surefoot.state.commit import Draft, commit
 from surefoot.state.retention import Retention
@@ -77,6 +78,7 @@ class Saver:
         self._policy = policy
         self._retention = retention
         self._ranks = ranks
+        self._polling = ranks.channel("save-poll")
         self._tell = tell
         self._stage = HostStage()
         self._flight: _Flight | None = None
@@ -85,7 +87,7 @@ class Saver:
         """Saves, or begins to, once the save before is over.
 
         Returns:
-            False where the disk is full and the policy is to go on.
+            False where the disk refuses and the policy is to go on.
 
         Raises:
             CheckpointError: this save (or, where it runs beside the training, the one before)
@@ -110,20 +112,25 @@ class Saver:
         return self.finish()
 
     def poll(self) -> None:
-        """Tells of a save that has ended meanwhile. Never waits.
+        """Tells of a save that has ended on all ranks meanwhile. Never waits for one.
+
+        Every rank calls it at the same point of the run.
 
         Raises:
             CheckpointError: it failed.
         """
         flight = self._flight
-        if flight is not None and (flight.thread is None or not flight.thread.is_alive()):
+        if flight is None:
+            return
+        is_over = flight.thread is None or not flight.thread.is_alive()
+        if all(self._polling.gather("a save that has ended", is_over)):
             self.finish()
 
     def finish(self, *, must_succeed: bool = False) -> bool:
         """Waits for the save in flight, if any, and tells of it; False as for `save`.
 
         Args:
-            must_succeed: a full disk too is an error, since no later save will make up for it.
+            must_succeed: a disk that refuses is an error too: no later save will make up for it.
 
         Raises:
             CheckpointError: it failed.
@@ -142,21 +149,37 @@ class Saver:
             self._tell(SAVE, f"saved {flight.path.name}", told)
             return True
         must_succeed = must_succeed or flight.must_succeed or self._policy.on_full == "stop"
-        if must_succeed or not isinstance(flight.error, DiskFullError):
+        if must_succeed or not isinstance(flight.error, DiskRefusedError):
             raise flight.error
         self._tell(
             SAVE_PAUSED,
             f"NO CHECKPOINT at step {flight.step}, the run goes on: {flight.error}",
-            {"checkpoint_step": flight.step, "folder": str(self._checkpoints)},
+            {
+                "checkpoint_step": flight.step,
+                "folder": str(self._checkpoints),
+                "needed_bytes": flight.error.needed_bytes,
+                "free_bytes": flight.error.free_bytes,
+            },
         )
         return False
 
     def _run(self, draft: Draft, flight: _Flight) -> None:
         try:
-            flight.path = commit(self._checkpoints, draft, self._ranks)
-            if self._ranks.rank == 0:
-                self._retention.published(flight.path)
-                self._retention.apply()
+            path = commit(self._checkpoints, draft, self._ranks)
+            self._let_old_ones_go(path)
+            flight.path = path
         except BaseException as error:
             flight.error = error
         flight.seconds = time.perf_counter() - flight.began
+
+    def _let_old_ones_go(self, path: Path) -> None:
+        own: CheckpointError | None = None
+        if self._ranks.rank == 0:
+            try:
+                self._retention.published(path)
+                self._retention.apply()
+            except CheckpointError as error:
+                own = error
+        said = self._ranks.gather("old checkpoints", None if own is None else str(own))[0]
+        if said is not None:
+            raise own or CheckpointError(said, where=f"{path.parent}, on rank 0")
