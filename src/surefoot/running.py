@@ -21,7 +21,7 @@ from surefoot.core.counting import updates_in
 from surefoot.core.errors import RequestError, SurefootError
 from surefoot.core.interruption import Cut, CutShort
 from surefoot.core.peaks import dense_peak
-from surefoot.core.reports import EvalReport, Event, Observer, StepReport
+from surefoot.core.reports import Event, Observer
 from surefoot.core.units import Count, Epochs, Flops, Samples, Seconds, Steps, Tokens
 from surefoot.data.batch import MicroBatch
 from surefoot.data.fetch import collated
@@ -36,9 +36,9 @@ from surefoot.engine.window import Window, leaving_out
 from surefoot.numerics.determinism import preserved_rng
 from surefoot.observe.events import EventKind, EventLog, failure_event
 from surefoot.observe.evidence import keep_batch
+from surefoot.observe.latest import LatestMetrics
 from surefoot.observe.ledger import TIME_LEDGER_NAME, LedgerReading, add_stretch
-from surefoot.observe.metrics_log import MetricsLog, read_rows
-from surefoot.observe.metrics_schema import number
+from surefoot.observe.metrics_log import MetricsLog
 from surefoot.observe.observers import Observers
 from surefoot.observe.probes import ResourceProbe, UtilizationProbe
 from surefoot.observe.run_folder import RunFolder
@@ -46,7 +46,7 @@ from surefoot.observe.watch import HangWatch, stacks_path
 from surefoot.optim.registry import optimizer_notes
 from surefoot.parallel.ranks import Ranks
 from surefoot.state.checkpoint import list_checkpoints, newest_whole, step_of
-from surefoot.state.commit import Draft
+from surefoot.state.commit import Draft, put_back
 from surefoot.state.manifest import Manifest
 from surefoot.state.retention import DECIDING_KEY, EPHEMERAL_KEY, Keep, Retention, delete
 from surefoot.state.saver import SaveKind, SavePolicy, Saver, Tell
@@ -54,6 +54,9 @@ from surefoot.state.shards import pieces_of
 from surefoot.tasks.calling import plan_call
 from surefoot.tasks.task import FunctionTask
 from surefoot.together import SharedFolder, SilentLog
+
+CURSOR_KEY = "cursor"
+"""In `about`: where the data stands."""
 
 
 @dataclass(frozen=True)
@@ -70,32 +73,6 @@ class RunResult:
     """Latest value of each metric, as SET/METRIC."""
     model: nn.Module = field(repr=False)
     """The trained module itself."""
-
-
-@dataclass
-class LatestMetrics:
-    """Remembers the latest evaluation of each set."""
-
-    values: dict[str, float] = field(default_factory=dict)
-
-    def read(self, metrics_log: Path) -> None:
-        """Takes over what a log holds of the evaluations before a resume."""
-        for row in read_rows(metrics_log):
-            if row["row"] == "eval" and isinstance(row["metrics"], Mapping):
-                for name, value in row["metrics"].items():
-                    self.values[f"{row['name']}/{name}"] = number(value)
-
-    def on_step(self, report: StepReport) -> None:
-        """Updates are not evaluations."""
-
-    def on_eval(self, report: EvalReport) -> None:
-        self.values |= {f"{report.name}/{name}": v for name, v in report.metrics.items()}
-
-    def on_event(self, event: Event) -> None:
-        """Events are not evaluations."""
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 class FolderRun:
@@ -123,10 +100,12 @@ class FolderRun:
         self.metrics_log: MetricsLog | SilentLog = SilentLog()
         essential: tuple[Observer, ...] = (self.latest,)
         if not isinstance(folder, SharedFolder):
+            patient = assembly.settings.checkpoint.on_full == "continue"
             self.metrics_log = MetricsLog(
-                folder.metrics_path, self._utilization, self._resource_probe()
+                folder.metrics_path, self._utilization, self._resource_probe(), patient
             )
-            essential = (self.metrics_log, EventLog(folder.events_path), self.latest)
+            event_log = EventLog(folder.events_path, patient=patient)
+            essential = (self.metrics_log, event_log, self.latest)
         self.observers = Observers(essential, observers)
         assembly.trainable.log.observers = (self.observers,)
         self.watch = HangWatch(
@@ -137,6 +116,7 @@ class FolderRun:
         saving = assembly.place.ranks.channel("save")
         self.saver = make_saver(assembly.settings, folder.checkpoints_path, saving, self.tell)
         self._began = self._clock()
+        self._failure: BaseException | None = None
         assembly.trainable.log.investigate = self._investigate
 
     def begin(self) -> None:
@@ -172,6 +152,8 @@ class FolderRun:
         Raises:
             CheckpointError: there is none, or it is of another model.
         """
+        if not isinstance(self.folder, SharedFolder):
+            put_back(self.folder.checkpoints_path)
         path, manifest, snapshot, refused = newest_whole(
             self.folder.checkpoints_path, self.assembly.place.ranks
         )
@@ -216,6 +198,11 @@ class FolderRun:
         """Closes every log and gives the folder back."""
         try:
             self.observers.close()
+        except SurefootError as second:
+            if self._failure is None:
+                raise
+            # Such as for the same full disk: the first error is the one to be told.
+            self._failure.add_note(f"and this could not be written down: {second}")
         finally:
             self._utilization.close()
             self.folder.close()
@@ -229,20 +216,27 @@ class FolderRun:
         """Saves this moment, or begins to; the metrics log is on the disk before it.
 
         Returns:
-            False where the disk is full and the run goes on without.
+            False where the disk refuses and the run goes on without.
         """
         self.watch.beat("a save")
         trainable, decisions = self.assembly.trainable, self.assembly.decisions
-        step = trainable.state.progress.step
-        snapshot = trainable.state.capture(metrics=self.metrics_log.sync())
+        step, cursor = trainable.state.progress.step, trainable.state.progress.cursor
+        offset, trouble = 0, None
+        try:
+            offset = self.metrics_log.sync()
+        except SurefootError as error:
+            trouble = error
+        snapshot = trainable.state.capture(metrics=offset)
         about = {
             **self.about,
+            CURSOR_KEY: {"epoch": cursor.epoch, "position": cursor.position},
             DECIDING_KEY: decisions.decided_at(step),
             EPHEMERAL_KEY: kind is SaveKind.EPHEMERAL,
         }
         pieces = pieces_of(snapshot.tensors)
         still_owner = self.folder.lease.still_owner
-        draft = Draft(step, pieces, snapshot.values, about, still_owner=still_owner)
+        values = snapshot.values
+        draft = Draft(step, pieces, values, about, still_owner=still_owner, trouble=trouble)
         return self.saver.save(draft, kind)
 
     def _roll_back(self, roll_back: RollBack) -> None:
@@ -378,6 +372,7 @@ class FolderRun:
         self.tell(EventKind.LEDGER, f"{wall:.1f} s of this process: {shares}", stretch)
 
     def _record_failure(self, error: BaseException) -> None:
+        self._failure = error
         step = self.assembly.trainable.state.progress.step
         try:
             self.saver.finish()
@@ -387,7 +382,7 @@ class FolderRun:
             self._write_time_ledger()
             self.observers.on_event(failure_event(error, step))
             self.metrics_log.sync()
-        except SurefootError as second:
+        except (SurefootError, OSError) as second:
             # Such as a full disk: the first error is the one to be told.
             error.add_note(f"and this could not be written down: {second}")
 

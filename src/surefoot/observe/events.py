@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 
+from surefoot.core.disk import is_full
 from surefoot.core.errors import SurefootError
 from surefoot.core.reports import EvalReport, Event, StepReport
-from surefoot.observe.atomic import write_all
-from surefoot.observe.metrics_log import strict
+from surefoot.observe.atomic import PartialWriteError, write_all
+from surefoot.observe.metrics_log import MOST_WAITING_BYTES, strict
 
 
 class EventKind(StrEnum):
@@ -31,7 +32,7 @@ class EventKind(StrEnum):
     FAILURE = "failure"
     SAVE = "save"
     SAVE_PAUSED = "save-paused"
-    """The disk is full: the run goes on without a checkpoint."""
+    """The disk is full or fails: the run goes on without a checkpoint."""
     SKIP = "skip"
     """An update was skipped by the guard."""
     NON_FINITE = "non-finite"
@@ -58,12 +59,18 @@ ENDS = frozenset({EventKind.FINISHED, EventKind.STOPPED, EventKind.FAILURE})
 class EventLog:
     """Appends events to `path`; each is on the disk when `on_event` returns.
 
+    Args:
+        path: the log; made if it is missing.
+        patient: whether events wait in memory, for the next one, while the disk is full.
+
     Raises:
         SurefootError: an event cannot be written.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, patient: bool = False) -> None:
         self.path = path
+        self._patient = patient
+        self._waiting = b""
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o644)
         size = os.fstat(self._descriptor).st_size
@@ -80,16 +87,35 @@ class EventLog:
             "time": event.time or time.time(),
         }
         line = json.dumps(strict(fields), allow_nan=False, ensure_ascii=False, default=repr) + "\n"
+        self._waiting += line.encode("utf-8", "backslashreplace")
         try:
-            write_all(self._descriptor, line.encode("utf-8", "backslashreplace"))
+            self._write()
+        except OSError as error:
+            if self._patient and is_full(error) and len(self._waiting) < MOST_WAITING_BYTES:
+                return
+            raise self._unwritable(error) from error
+
+    def _write(self) -> None:
+        try:
+            write_all(self._descriptor, self._waiting)
+        except PartialWriteError as error:
+            # The rest of the cut line goes on where the file ends.
+            self._waiting = self._waiting[error.written :]
+            raise
+        self._waiting = b""
+        try:
             os.fsync(self._descriptor)
         except OSError as error:
-            raise SurefootError(
-                f"The event log cannot be written: {error.strerror}.",
-                where=str(self.path),
-                rule="what happens to a run is written down",
-                remedy="free some space, then resume the run from its last checkpoint",
-            ) from error
+            # What an fsync refuses may be lost: not an error to wait out.
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> SurefootError:
+        return SurefootError(
+            f"The event log cannot be written: {error.strerror}.",
+            where=str(self.path),
+            rule="what happens to a run is written down",
+            remedy="free some space, then resume the run from its last checkpoint",
+        )
 
     def on_step(self, report: StepReport) -> None:
         """Updates stand in the metrics log."""
@@ -98,8 +124,17 @@ class EventLog:
         """Evaluations stand in the metrics log."""
 
     def close(self) -> None:
-        """Closes; harmless when called twice."""
-        if self._descriptor >= 0:
+        """Writes what waits and closes; harmless when called twice."""
+        if self._descriptor < 0:
+            return
+        try:
+            if self._waiting:
+                self._write()
+        except OSError as error:
+            if self._patient:
+                # Nobody has been told yet.
+                raise self._unwritable(error) from error
+        finally:
             os.close(self._descriptor)
             self._descriptor = -1
 

@@ -19,12 +19,15 @@ from pathlib import Path
 
 from pydantic_core import to_json
 
+from surefoot.core.disk import is_full
 from surefoot.core.errors import CheckpointError, DataError, RunFolderError, SurefootError
 from surefoot.core.reports import EvalReport, Event, StepReport
 from surefoot.observe.atomic import PartialWriteError, atomic_write, fsync_directory, write_all
 from surefoot.observe.metrics_schema import RESOURCES, number, schema
 
 FLUSH_SECONDS = 1.0
+MOST_WAITING_BYTES = 1 << 26
+"""Rows that may wait for a full disk."""
 MAX_SAMPLE_IDS = 64
 GAP_UPDATES = 50
 """Updates whose mean training loss an evaluation is compared with."""
@@ -49,6 +52,7 @@ class MetricsLog:
             must answer from memory.
         resources: asked about once a second, with the samples a second of the rows since it was
             asked before: values of the columns `RESOURCES`, for the latest of them.
+        patient: whether rows wait in memory while the disk is full. `sync` never waits.
 
     It is an Observer (`on_step`, `on_eval`). All methods belong to one thread.
     """
@@ -58,8 +62,10 @@ class MetricsLog:
         path: Path,
         utilization: Callable[[], float | None] = lambda: None,
         resources: Callable[[float | None], Mapping[str, float | None]] = lambda speed: {},
+        patient: bool = False,
     ) -> None:
         self.path = path
+        self._patient = patient
         self._utilization = utilization
         self._resources = resources
         self._recent_losses: deque[tuple[float, float]] = deque(maxlen=GAP_UPDATES)
@@ -94,7 +100,7 @@ class MetricsLog:
             )
         self._waiting.append((report, self._utilization()))
         if time.monotonic() - self._last_flush >= FLUSH_SECONDS:
-            self.flush()
+            self._flush_or_wait()
 
     def on_step(self, report: StepReport) -> None:
         self.append(report)
@@ -197,6 +203,14 @@ class MetricsLog:
             raise self._unwritable(error) from error
         self._unwritten = b""
 
+    def _flush_or_wait(self) -> None:
+        try:
+            self.flush()
+        except SurefootError as error:
+            may_wait = self._patient and len(self._unwritten) < MOST_WAITING_BYTES
+            if not (may_wait and is_full(error.__cause__)):
+                raise
+
     def _unwritable(self, error: OSError) -> SurefootError:
         return SurefootError(
             f"The metrics log cannot be written: {error.strerror}.",
@@ -215,8 +229,9 @@ class MetricsLog:
         try:
             os.fsync(self._descriptor)
         except OSError as error:
-            # Some disks say only now that they are full.
-            raise self._unwritable(error) from error
+            # Some disks say only now that they are full. What they have refused may be lost, and
+            # no later try makes it good: this is not an error to wait out.
+            raise self._unwritable(error) from None
         return self._size
 
     def close(self) -> None:

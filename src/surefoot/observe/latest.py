@@ -1,0 +1,37 @@
+"""The latest value of each metric of a run, over its resumes. It only remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from surefoot.core.reports import EvalReport, Event, StepReport
+from surefoot.observe.metrics_log import read_rows
+from surefoot.observe.metrics_schema import number
+
+
+@dataclass
+class LatestMetrics:
+    """Remembers the latest evaluation of each set."""
+
+    values: dict[str, float] = field(default_factory=dict)
+
+    def read(self, metrics_log: Path) -> None:
+        """Takes over what a log holds of the evaluations before a resume."""
+        for row in read_rows(metrics_log):
+            if row["row"] == "eval" and isinstance(row["metrics"], Mapping):
+                for name, value in row["metrics"].items():
+                    self.values[f"{row['name']}/{name}"] = number(value)
+
+    def on_step(self, report: StepReport) -> None:
+        """Updates are not evaluations."""
+
+    def on_eval(self, report: EvalReport) -> None:
+        self.values |= {f"{report.name}/{name}": v for name, v in report.metrics.items()}
+
+    def on_event(self, event: Event) -> None:
+        """Events are not evaluations."""
+
+    def close(self) -> None:
+        """Nothing is held."""
