@@ -1,17 +1,21 @@
-"""`surefoot checkpoint inspect`: what it says of whole, damaged and missing checkpoints."""
+"""`surefoot checkpoint inspect | verify` on whole, damaged, incomplete and missing checkpoints."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from faults.runs_for_faults import edit_json, fit
 from surefoot.cli import main as command
 from surefoot.core.errors import EXIT_DONE, EXIT_FOUND, EXIT_REQUEST
 from surefoot.state.checkpoint import write_checkpoint
+from surefoot.state.completeness import PARTS
+from surefoot.state.manifest import digest
 from surefoot.state.tree import split_tree
 
 Capture = pytest.CaptureFixture[str]
@@ -107,3 +111,47 @@ def test_an_unfinished_checkpoint_is_none(run: Path, capsys: Capture) -> None:
     for folder in (run / "checkpoints").glob("step-*"):
         (folder / "manifest.json").unlink()
     assert inspect(run) == EXIT_REQUEST
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """A run with checkpoints at steps 3 and 6."""
+    folder = fit(tmp_path / "runs").folder
+    assert folder is not None
+    return folder
+
+
+def verify(path: Path, capsys: Capture) -> tuple[int, list[str]]:
+    code = command.run(["checkpoint", "verify", str(path), "--json", "-"])
+    answer = json.loads(capsys.readouterr().out)
+    return code, [checkpoint["verdict"] for checkpoint in answer["checkpoints"]]
+
+
+def test_what_a_run_has_saved_is_whole_and_complete(trained: Path, capsys: Capture) -> None:
+    assert verify(trained, capsys) == (EXIT_DONE, ["whole", "whole"])
+    newest = trained / "checkpoints" / "step-00000006"
+    assert verify(newest, capsys) == (EXIT_DONE, ["whole"])
+    assert verify(trained / "checkpoints", capsys)[0] == EXIT_DONE
+    cursor = json.loads((newest / "manifest.json").read_text())["about"]["cursor"]
+    assert cursor == {"epoch": 1, "position": 4}
+
+
+def test_every_damaged_checkpoint_is_named(trained: Path, capsys: Capture) -> None:
+    (trained / "checkpoints" / "step-00000003" / "model.safetensors").unlink()
+    code, verdicts = verify(trained, capsys)
+    assert code == EXIT_FOUND and verdicts[1] == "whole"
+    assert verdicts[0].startswith("damaged: model.safetensors")
+    assert command.run(["checkpoint", "verify", str(trained)]) == EXIT_FOUND
+    assert "goes back to step-00000006" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("part", [*PARTS, "log_offsets", "ranks"])
+def test_a_missing_part_is_named(trained: Path, capsys: Capture, part: str) -> None:
+    newest = trained / "checkpoints" / "step-00000006"
+    edit_json(newest / "state.json", lambda state: {k: v for k, v in state.items() if k != part})
+    entry = asdict(digest(newest / "state.json"))
+    edit_json(newest / "manifest.json", lambda m: m["files"].update({"state.json": entry}))
+    code, verdicts = verify(trained, capsys)
+    assert code == EXIT_FOUND and verdicts[0] == "whole"
+    assert verdicts[1].startswith("incomplete: without")
+    assert ("random state of rank 0" if part == "ranks" else part) in verdicts[1]

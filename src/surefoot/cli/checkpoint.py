@@ -1,4 +1,4 @@
-"""`surefoot checkpoint inspect`: what is inside a checkpoint, and is it whole. Changes nothing."""
+"""`surefoot checkpoint inspect | verify`: what is inside, and is it whole. Changes nothing."""
 
 from __future__ import annotations
 
@@ -16,12 +16,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Look into checkpoints.", no_args_is_help=True)
 
+WHOLE = "whole"
 PROGRESS_SHOWN = ("step", "window", "epoch", "samples", "tokens", "evaluated_step", "cursor")
-
-
-@app.callback()
-def _group() -> None:
-    """Keeps `inspect` a word of its own while it is the only one."""
 
 
 @app.command()
@@ -90,6 +86,66 @@ def inspect(
             command = f'trainer.fit(resume="{run}")'
         session.next((command, "goes on from the newest checkpoint"))
     return EXIT_DONE
+
+
+@app.command()
+def verify(
+    context: typer.Context,
+    path: Annotated[
+        Path,
+        typer.Argument(metavar="PATH", help="A run folder (all its checkpoints) or a checkpoint."),
+    ],
+    json_file: JsonOption = None,
+    debug: DebugOption = False,
+) -> int:
+    """Check every file's digest, and that nothing is missing that a resume needs."""
+    from surefoot.state.commit import TEMPORARY_SUFFIX
+    from surefoot.state.manifest import STEP_PREFIX
+
+    session: Session = context.obj
+    folders = _find_all(path)
+    verdicts = [_verdict(folder) for folder in folders]
+    shown = table("checkpoint", "size", "verdict")
+    for verdict in verdicts:
+        shown.add_row(*cells(verdict["name"], verdict["size"], verdict["verdict"]))
+    session.console.print(shown)
+    for left in sorted(folders[0].parent.glob(f"{STEP_PREFIX}*{TEMPORARY_SUFFIX}")):
+        session.say(f"{left.name}: of a save under way or cut short, no checkpoint", style="dim")
+    session.answer({"checkpoints": verdicts})
+    whole = [verdict for verdict in verdicts if verdict["verdict"] == WHOLE]
+    if len(whole) == len(verdicts):
+        return EXIT_DONE
+    if whole and folders[0].parent.name == "checkpoints":
+        resume = f"surefoot train --resume {folders[0].parent.parent}"
+        session.next((resume, f"goes back to {whole[-1]['name']}, the newest whole one"))
+    return EXIT_FOUND
+
+
+def _verdict(folder: Path) -> dict[str, str]:
+    from surefoot.observe.text import format_bytes
+    from surefoot.state.checkpoint import read_checkpoint
+    from surefoot.state.completeness import missing_items
+
+    size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    try:
+        manifest, snapshot = read_checkpoint(folder)
+        missing = missing_items(manifest, snapshot)
+        verdict = WHOLE if not missing else f"incomplete: without {', '.join(missing)}"
+    except CheckpointError as error:
+        verdict = f"damaged: {error.what}"
+    return {"name": folder.name, "size": format_bytes(size), "verdict": verdict}
+
+
+def _find_all(path: Path) -> list[Path]:
+    """The checkpoints that `path` means, oldest first.
+
+    Raises:
+        RequestError: there is none.
+    """
+    from surefoot.state.checkpoint import list_checkpoints
+
+    newest = _find(path)
+    return [newest] if newest == path else list_checkpoints(newest.parent)
 
 
 def _find(path: Path) -> Path:

@@ -1,0 +1,49 @@
+"""Whether a checkpoint holds everything that a resume needs. Looks, and loads nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+from surefoot.state.manifest import Manifest
+from surefoot.state.run_state import Progress, RunState
+from surefoot.state.tree import RANKS_KEY, TENSOR_MARK, Snapshot
+
+ABOUT_THE_RUN = ("config_hash", "data", "torch", "ranks")
+PARTS = tuple(f.name for f in fields(RunState) if f.name not in ("device", "rank"))
+"""What a run keeps, as `RunState` lists it."""
+
+
+def missing_items(manifest: Manifest, snapshot: Snapshot) -> list[str]:
+    """Names of what is not there; empty for a complete checkpoint.
+
+    Weights alone (kind `weights`) need no more than the model.
+    """
+    values = snapshot.values if isinstance(snapshot.values, Mapping) else {}
+    missing = [
+        f"the tensor {name}" for name in _tensors_named(values) if name not in manifest.tensors
+    ]
+    if manifest.kind != "resumable":
+        return missing + [part for part in ("model",) if part not in values]
+    missing += [part for part in (*PARTS, "log_offsets") if part not in values]
+    progress = values.get("progress", {})
+    missing += [f"progress.{f.name}" for f in fields(Progress) if f.name not in progress]
+    missing += [f"about.{name}" for name in ABOUT_THE_RUN if name not in manifest.about]
+    of_ranks = values.get(RANKS_KEY, {})
+    for rank in range(int(manifest.about.get("ranks", 1))):
+        if "rng" not in of_ranks.get(str(rank), {}):
+            missing.append(f"random state of rank {rank}")
+    return missing
+
+
+def _tensors_named(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        if set(value) == {TENSOR_MARK}:
+            yield str(value[TENSOR_MARK])
+        else:
+            for item in value.values():
+                yield from _tensors_named(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _tensors_named(item)
