@@ -81,7 +81,7 @@ class CheckpointSection(Section):
     ephemeral_every: EveryOrNever = "never"
     """In between, one that only stays until the next: for machines that may be taken away."""
     on_full: Literal["continue", "stop"] = "continue"
-    """Whether a full disk pauses saving, loudly, or ends the run."""
+    """Whether a disk that is full or fails pauses saving, loudly, or ends the run."""
 
 
 class GuardSection(Section):
