@@ -88,8 +88,8 @@ def inspect(
     return EXIT_DONE
 
 
-@app.command()
-def verify(
+@app.command("verify")
+def verify_all(
     context: typer.Context,
     path: Annotated[
         Path,
