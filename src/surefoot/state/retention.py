@@ -15,14 +15,10 @@ from typing import Any
 from surefoot.core.errors import CheckpointError
 from surefoot.state.checkpoint import list_checkpoints
 from surefoot.state.commit import TEMPORARY_SUFFIX
-from surefoot.state.manifest import (
-    MANIFEST_NAME,
-    STEP_PREFIX,
-    Manifest,
-    read_manifest,
-    verify_files,
-)
+from surefoot.state.durable import rename
+from surefoot.state.manifest import STEP_PREFIX, Manifest, read_manifest, verify_files
 
+DELETED_SUFFIX = f".deleted{TEMPORARY_SUFFIX}"
 DECIDING_KEY = "deciding"
 """In `about`: metric, value and direction of the evaluation at the checkpoint's step."""
 EPHEMERAL_KEY = "ephemeral"
@@ -115,10 +111,12 @@ def delete(folder: Path) -> None:
     Raises:
         CheckpointError: the disk refuses.
     """
+    # Under another name it is no checkpoint any more; what a kill leaves of it is cleared later.
+    going = folder.with_name(f"{folder.name}{DELETED_SUFFIX}")
+    shutil.rmtree(going, ignore_errors=True)
     try:
-        # Without its manifest it is no checkpoint any more, whenever the deletion is cut short.
-        (folder / MANIFEST_NAME).unlink()
-        shutil.rmtree(folder)
+        rename(folder, going)
+        shutil.rmtree(going)
     except OSError as error:
         raise CheckpointError(
             f"an old checkpoint could not be deleted: {error}",
