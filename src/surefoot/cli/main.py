@@ -21,6 +21,7 @@ from surefoot.cli import (
     checkpoint_exchange,
     doctor,
     failure,
+    report,
     runs,
     show,
     train,
@@ -54,6 +55,7 @@ app.command("check")(check.check)
 app.command("audit", context_settings=audit.CONTEXT)(audit.audit)
 app.add_typer(show.app, name="show")
 app.command("doctor")(doctor.doctor)
+app.command("report")(report.report)
 app.command("runs")(runs.list_runs)
 checkpoint.app.command("export")(checkpoint_exchange.export)
 checkpoint.app.command("import")(checkpoint_exchange.import_)

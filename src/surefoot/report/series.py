@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -67,10 +67,12 @@ def page_data(
         clock = _Clock(run)
         rows = _buckets(run.steps.count, MAX_POINTS // len(runs), budget)
         grids.append(_step_grid(run, rows, clock))
-        drawn = _Drawing(index, labels[index], run.steps, rows, len(grids) - 1)
+        drawn = _Drawing(index, labels[index], run.steps, rows, grids, len(grids) - 1)
         _add_loss(charts, drawn, run, grids, clock)
         for curve in CURVES:
             columns = _columns_of(curve, run)
+            if curve.id == "throughput" and columns:
+                curve = replace(curve, unit=f"{_counted(run)}/s")
             if columns and not (curve.id == "loss_scale" and _is_flat(run.steps, columns)):
                 drawn.add_to(charts, curve, columns)
     return {
@@ -106,6 +108,7 @@ class _Drawing:
     label: str
     steps: Steps
     rows: Sequence[range]
+    grids: list[dict[str, Any]]
     grid: int
 
     def add_to(
@@ -114,6 +117,11 @@ class _Drawing:
         chart = charts.setdefault(curve.id, _chart(curve))
         for column, name in columns.items():
             label = " ".join(part for part in (self.label, name) if part)
+            if sparse := self._sparse(column):
+                chart["series"].append(
+                    {"run": self.run, "label": label or curve.title.lower(), "dots": True, **sparse}
+                )
+                continue
             chart["series"].append(
                 {
                     "run": self.run,
@@ -123,6 +131,20 @@ class _Drawing:
                     **_values(self.steps.column(column), self.rows),
                 }
             )
+
+    def _sparse(self, column: str) -> dict[str, Any] | None:
+        """The values of a column that few rows have, on a grid of their own; None for others."""
+        values = self.steps.column(column)
+        found = [i for i, value in enumerate(values) if math.isfinite(value)]
+        if len(found) * 2 > len(values) or len(found) > MAX_POINTS:
+            return None
+        own: dict[str, list[float | None]] = {}
+        inside = self.grids[self.grid]
+        ends = [bucket[-1] for bucket in self.rows]
+        for axis, places in inside.items():
+            own[axis] = [places[min(bisect_left(ends, i), len(ends) - 1)] for i in found]
+        self.grids.append(own)
+        return {"grid": len(self.grids) - 1, "y": [_finite(values[i]) for i in found]}
 
 
 def _chart(curve: Curve) -> dict[str, Any]:
@@ -195,12 +217,15 @@ def _columns_of(curve: Curve, run: RunData) -> dict[str, str]:
             return {found[0]: ""}
         return {name: name.removeprefix("lr/") for name in found}
     if curve.id == "throughput":
-        counts = "tokens" if any(steps.column("tokens")) else "samples"
-        column = f"{counts}_per_second"
-        return {column: f"{counts}/s"} if steps.has(column) else {}
+        column = f"{_counted(run)}_per_second"
+        return {column: ""} if steps.has(column) else {}
     found = [name for name in curve.columns if steps.has(name)]
     named = {"step_seconds": "update", "data_seconds": "waiting for data"}
     return {name: named.get(name, "") for name in found}
+
+
+def _counted(run: RunData) -> str:
+    return "tokens" if any(run.steps.column("tokens")) else "samples"
 
 
 def _is_flat(steps: Steps, columns: Mapping[str, str]) -> bool:

@@ -104,7 +104,7 @@
       const v = f * Math.pow(10, e);
       if (v >= low * 0.999 && v <= high * 1.001) found.push(v);
     }
-    return found.length >= 2 ? found : steps(low, high, 4);
+    return found.length >= 3 ? found : steps(low, high, 6);
   }
   function smoothed(values) {
     const half = Math.max(2, Math.round(values.length / 60));

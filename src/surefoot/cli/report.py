@@ -1,0 +1,45 @@
+"""`surefoot report`: one page for a run. It reads the run folder and writes the page, no more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from surefoot.cli.session import DebugOption, JsonOption, Session
+from surefoot.observe.text import format_bytes
+
+
+def report(
+    context: typer.Context,
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run folder, whatever became of it.")
+    ],
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Show what differs from the configuration of this run "
+            "(default: the baseline of the contract).",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Where to write it (default: report.html in the run)."),
+    ] = None,
+    json_file: JsonOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """Write one self-contained HTML page: verdict, curves, slices, time, memory, record."""
+    from surefoot.report.run_page import write_report
+
+    session: Session = context.obj
+    path = write_report(run, baseline=baseline, out=out)
+    size = path.stat().st_size
+    session.answer({"report": path, "bytes": size})
+    session.say(f"{path}  ({format_bytes(size)}, opens without a network)")
+    session.next(
+        (f"surefoot doctor {run}", "what went wrong, in the terminal"),
+        (f"surefoot compare {run} OTHER", "against another run"),
+    )
