@@ -25,9 +25,9 @@ import torch.distributed as dist
 
 from surefoot.parallel.ranks import OneRank, Ranks, StoreRanks
 from surefoot.state import commit as commit_module
-from surefoot.state import durable, tensor_file
+from surefoot.state import durable, retention, tensor_file
 from surefoot.state.checkpoint import newest_whole
-from surefoot.state.commit import Draft
+from surefoot.state.commit import Draft, put_back
 from surefoot.state.retention import Keep, Retention
 from surefoot.state.saver import SavePolicy, Saver
 from surefoot.state.shards import Box, Piece
@@ -44,6 +44,7 @@ PROTOCOL = (
     (durable, "sync_path"),
     (durable, "rename"),
     (tensor_file, "sync_path"),
+    (retention, "rename"),
 )
 """Every call of the commit that a disk can refuse and a kill can come before."""
 Boundary = Callable[[int, str], None]
@@ -95,14 +96,14 @@ def save_on(rank: int, folder: Path, trial: Trial, store: str, done: Acknowledge
         shared = dist.FileStore(store, trial.ranks)
         shared.set_timeout(timedelta(seconds=30))
         ranks = StoreRanks(shared, rank, trial.ranks, deadline_seconds=30.0)
-    retention = Retention(folder, Keep(latest=trial.keep, best=0))
+    letting_go = Retention(folder, Keep(latest=trial.keep, best=0))
 
     def tell(kind: str, message: str, data: object) -> None:
         if rank == 0 and kind == "save":
             done.put(int(message.split("-")[-1]))
 
     policy = SavePolicy(trial.mode, "stop")  # type: ignore[arg-type]
-    saver = Saver(folder, policy, retention, ranks, tell)
+    saver = Saver(folder, policy, letting_go, ranks, tell)
     if rank == trial.slow_rank:
         slow_down()
     for step in range(trial.first_step, trial.first_step + trial.steps):
@@ -126,9 +127,13 @@ def slow_down() -> None:
 
 
 def start(
-    folder: Path, trial: Trial, done: Acknowledged, boundary: Boundary | None = None
+    folder: Path,
+    trial: Trial,
+    done: Acknowledged,
+    boundary: Boundary | None = None,
+    watched: int = 0,
 ) -> list[int]:
-    """Forks one process a rank; returns their ids."""
+    """Forks one process a rank; returns their ids. `boundary` hears of the calls of one rank."""
     with tempfile.NamedTemporaryFile(prefix="surefoot-store-", delete=False) as file:
         store = file.name
     os.unlink(store)
@@ -139,7 +144,7 @@ def start(
             status = 1
             try:
                 torch.set_num_threads(1)
-                if boundary is not None and rank == 0:
+                if boundary is not None and rank == watched:
                     watch(boundary)
                 save_on(rank, folder, trial, store, done)
                 status = 0
@@ -181,8 +186,15 @@ def end(children: list[int], number: int = signal.SIGKILL) -> None:
         os.waitpid(child, 0)
 
 
-def wait(children: list[int], deadline_seconds: float = 60.0) -> list[int]:
+def wait(
+    children: list[int], deadline_seconds: float = 60.0, *, end_survivors: bool = False
+) -> list[int]:
     """Waits for all; the exit codes, negative for a signal.
+
+    Args:
+        children: their process ids.
+        deadline_seconds: longest wait.
+        end_survivors: once one was killed, kills the others, which would wait for it.
 
     Raises:
         TimeoutError: one has not ended.
@@ -195,6 +207,11 @@ def wait(children: list[int], deadline_seconds: float = 60.0) -> list[int]:
                 ended, status = os.waitpid(child, os.WNOHANG)
                 if ended:
                     codes[child] = os.waitstatus_to_exitcode(status)
+                    if codes[child] < 0 and end_survivors:
+                        time.sleep(0.02)
+                        for other in children:
+                            if other not in codes:
+                                os.kill(other, signal.SIGKILL)
         if time.monotonic() > until:
             end([child for child in children if child not in codes])
             raise TimeoutError("a rank of a save hangs")
@@ -202,12 +219,14 @@ def wait(children: list[int], deadline_seconds: float = 60.0) -> list[int]:
     return [codes[child] for child in children]
 
 
-def check(folder: Path, acknowledged: int) -> int:
-    """Reads the newest checkpoint; returns its step.
+def check(folder: Path, acknowledged: int, *, resuming: bool = True) -> int:
+    """Reads the newest checkpoint, as a resume does; returns its step.
 
     Raises:
         AssertionError: a commit that was reported is lost, or a checkpoint is mixed.
     """
+    if resuming:
+        put_back(folder)
     path, manifest, snapshot, refused = newest_whole(folder)
     assert not refused, refused
     assert manifest.step >= acknowledged, f"{path.name} is newest, {acknowledged} was reported"
