@@ -37,7 +37,7 @@ from surefoot.numerics.determinism import preserved_rng
 from surefoot.observe.events import EventKind, EventLog, failure_event
 from surefoot.observe.evidence import keep_batch
 from surefoot.observe.latest import LatestMetrics
-from surefoot.observe.ledger import TIME_LEDGER_NAME, LedgerReading, add_stretch
+from surefoot.observe.ledger import TIME_LEDGER_NAME, LedgerReading, Phase, add_stretch
 from surefoot.observe.metrics_log import MetricsLog
 from surefoot.observe.observers import Observers
 from surefoot.observe.probes import ResourceProbe, UtilizationProbe
@@ -346,6 +346,8 @@ class FolderRun:
 
     def _clock(self) -> tuple[LedgerReading, int]:
         trainable = self.assembly.trainable
+        trainable.log.ledger.switch(Phase.REST)
+        trainable.log.book_times()
         return trainable.log.ledger.read(), trainable.state.progress.step
 
     def _before_the_end(self) -> None:

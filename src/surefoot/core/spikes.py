@@ -20,7 +20,7 @@ from surefoot.core.errors import RequestError
 
 DEVIATIONS_PER_MAD: Final = 1.4826
 """Standard deviations in a MAD of normally distributed values."""
-STRIDE: Final = 16
+STRIDE: Final = 24
 """Updates for which a lower bound of the limit is computed at once."""
 
 
@@ -106,6 +106,14 @@ class SpikeWindow:
             self._in_a_row = 0
             return None
         return self._judge_exactly(value)
+
+    def calm(self) -> float:
+        """No value above 0 and up to this is a spike, for as many updates as `STRIDE`; 0 for none.
+
+        It holds while no value of zero or below comes in between.
+        """
+        self._look_ahead()
+        return self._surely_below if self._strides_left else 0.0
 
     def pass_over(self) -> None:
         """An update without a value that could count."""

@@ -48,9 +48,9 @@ class Guard:
     spikes: SpikeGuard = field(default_factory=SpikeGuard)
     num_skipped: int = field(default=0, init=False)
     num_overflows: int = field(default=0, init=False)
-    _num_updates: int = field(default=0, init=False)
     _num_clipped: int = field(default=0, init=False)
-    """Since the fraction of them was last asked for."""
+    """Since the fraction of them was last asked for, at the window `_counted_from`."""
+    _counted_from: int = field(default=1, init=False)
     _weightless_since: int | None = field(default=None, init=False)
     """Epoch in which the current row of windows without weight began."""
 
@@ -62,8 +62,8 @@ class Guard:
             SpikeError: the budget of spikes is spent.
             DataError: a whole epoch held nothing to learn from.
         """
-        self._num_updates += 1
-        self._num_clipped += report.clipped
+        if report.clipped:
+            self._num_clipped += 1
         if report.weight == 0.0:
             self.spikes.pass_over()
             if self.spikes.is_left_out(report.window):
@@ -88,11 +88,15 @@ class Guard:
             return event_of("skip", report, f"non-finite update skipped; {left} more allowed")
         raise self._error(report)
 
-    def clip_fraction(self) -> float | None:
-        """Share of clipped updates among those judged since it was last asked for."""
-        clipped, updates = self._num_clipped, self._num_updates
-        self._num_clipped = self._num_updates = 0
-        return clipped / updates if updates else None
+    def clip_fraction(self, window: int) -> float | None:
+        """Share of clipped updates since it was last asked for.
+
+        Args:
+            window: number of the window that is about to be judged.
+        """
+        clipped, windows = self._num_clipped, window - self._counted_from
+        self._num_clipped, self._counted_from = 0, window
+        return clipped / windows if windows else None
 
     def undo(self, event: Event) -> RollBack | None:
         """The way back that an event of this guard asks for, or None."""
@@ -144,14 +148,14 @@ class Guard:
         return {
             "num_skipped": self.num_skipped,
             "num_overflows": self.num_overflows,
-            "clipped": [self._num_clipped, self._num_updates],
+            "clipped": [self._num_clipped, self._counted_from],
             "spikes": self.spikes.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.num_skipped = state["num_skipped"]
         self.num_overflows = state["num_overflows"]
-        self._num_clipped, self._num_updates = map(int, state["clipped"])
+        self._num_clipped, self._counted_from = map(int, state["clipped"])
         self.spikes.load_state_dict(state["spikes"])
 
 

@@ -135,21 +135,19 @@ class Loop:
         before = self._mark()
         next_due = self._next_due(before)
         update = self._first_update if parts.slow_first_update else parts.update
-        first_phase = Phase.COMPILE if parts.slow_first_update else Phase.LAUNCH
         switch = parts.log.ledger.switch
         # Closing the generator ends the loader's workers also when an update raises.
         with closing(parts.open_windows(parts.progress.cursor)) as windows:  # type: ignore[type-var]
-            switch(Phase.DATA_WAIT)
+            switch(Phase.LAUNCH)
             for window in windows:
-                switch(first_phase)
                 update(window)
-                update, first_phase = parts.update, Phase.LAUNCH
+                update = parts.update
                 stop = parts.stop_request.after_update()
                 if not stop and not self._may_be_due(next_due, window):
-                    switch(Phase.DATA_WAIT)
                     continue
-                switch(Phase.REST)
                 parts.log.settle()
+                switch(Phase.REST)
+                parts.log.book_times()
                 now = self._mark()
                 end = self._at_boundary(before, now)
                 before, next_due = now, self._next_due(now)
@@ -157,7 +155,7 @@ class Loop:
                     return self._finish(Status.FINISHED, end)
                 if stop := stop or parts.stop_request.at_boundary():
                     return self._stopped(stop)
-                switch(Phase.DATA_WAIT)
+                switch(Phase.LAUNCH)
         switch(Phase.REST)
         parts.log.settle()
         return self._finish(Status.FINISHED, "the data is at its end")
@@ -165,6 +163,8 @@ class Loop:
     def _roll_back(self, roll_back: RollBack) -> None:
         # The time spent is not undone: `_mark` counts it on.
         self.parts.log.ledger.switch(Phase.REST)
+        self.parts.log.book_times()
+        self.parts.update.parts.signals.restart()
         with self.parts.log.ledger.phase(Phase.CHECKPOINT):
             self.parts.roll_back(roll_back)
         self._mark()
@@ -174,7 +174,7 @@ class Loop:
     def _first_update(self, window: Window) -> None:
         # It compiles, for minutes perhaps. Where it was left, nothing has been counted, and the
         # checkpoint that the process began from stands.
-        with self.parts.stop_request.cutting():
+        with self.parts.stop_request.cutting(), self.parts.log.ledger.phase(Phase.COMPILE):
             self.parts.update(window)
 
     def _resume_evaluation(self) -> str | None:

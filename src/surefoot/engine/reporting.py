@@ -27,6 +27,13 @@ Investigation = Callable[[Event, Window, Mapping[str, float]], Mapping[str, obje
 """(event, window, denominators) -> what the event's data gets besides."""
 NO_DETAILS: dict[str, float] = {}
 KNOWN_SCALARS = frozenset({TOTAL, "grad_norm", "loss_scale", "weight_norm"})
+NUM_WITHOUT_TERMS = 3
+"""Loss, gradient norm and loss scale."""
+
+
+def terms_of(scalars: Mapping[str, float]) -> dict[str, float]:
+    """The terms of a loss that has several."""
+    return {name: value for name, value in scalars.items() if name not in KNOWN_SCALARS}
 
 
 class ReportLog:
@@ -61,6 +68,7 @@ class ReportLog:
         self._counts_tokens = counts_tokens
         self._memory_bytes = memory_bytes
         self.ledger = TimeLedger()
+        self._data_seconds = self._device_seconds = self._logging_seconds = 0.0
         self.investigate: Investigation = lambda event, window, denominators: {}
         """Looks into an update that went wrong, before anything else is done."""
         self._sets_limits = guard.spikes.sets_limits
@@ -95,6 +103,16 @@ class ReportLog:
         """Loss-bearing items of the update in flight, over all data-parallel ranks."""
         return 0.0 if self._in_flight is None else sum(self._in_flight.denominators.values())
 
+    def book_times(self) -> None:
+        """Books what the updates since the last time have spent waiting and logging.
+
+        They run inside one phase: to switch it several times an update would cost more.
+        """
+        self.ledger.shift(Phase.LAUNCH, Phase.DATA_WAIT, self._data_seconds)
+        self.ledger.shift(Phase.LAUNCH, Phase.DEVICE_WAIT, self._device_seconds)
+        self.ledger.shift(Phase.LAUNCH, Phase.LOGGING, self._logging_seconds)
+        self._data_seconds = self._device_seconds = self._logging_seconds = 0.0
+
     def restart_clock(self) -> None:
         """Forgets the time spent since the last update (an evaluation, a save)."""
         self._last_time = time.perf_counter()
@@ -124,17 +142,16 @@ class ReportLog:
         """Takes the sampled numbers out of the scalars; adds those that the host knows."""
         names = [name for name in scalars if name.startswith(DETAIL)]
         details = {name.removeprefix(DETAIL): scalars.pop(name) for name in names}
-        if (fraction := self.guard.clip_fraction()) is not None:
+        if (fraction := self.guard.clip_fraction(self.progress.window + 1)) is not None:
             details["clip_fraction"] = fraction
         if self._counts_tokens and (share := padding_waste(pending.window)) is not None:
             details["padding_waste"] = share
         return details
 
     def _publish(self, pending: PendingReport) -> None:
-        switch = self.ledger.switch
-        before = switch(Phase.DEVICE_WAIT)
+        asked = time.perf_counter()
         scalars = pending.scalars()
-        switch(Phase.LOGGING)
+        arrived = time.perf_counter()
         window = pending.window
         weight = pending.denominators.get(TOTAL, sum(pending.denominators.values()))
         details = self._details(pending, scalars) if pending.is_sampled else NO_DETAILS
@@ -143,7 +160,7 @@ class ReportLog:
         self.progress.consume(window.samples, tokens, window.cursor_after, applied)
         # A device is behind the host: its update ends about when its numbers arrive. One that was
         # computed at once has ended then, however much later its report is settled.
-        ended = self._handed_over if pending.computed_at_once else time.perf_counter()
+        ended = self._handed_over if pending.computed_at_once else arrived
         report = StepReport(
             step=self.progress.step,
             window=self.progress.window,
@@ -151,7 +168,7 @@ class ReportLog:
             samples=self.progress.samples,
             tokens=self.progress.tokens,
             loss=scalars[TOTAL],
-            terms={name: value for name, value in scalars.items() if name not in KNOWN_SCALARS},
+            terms=terms_of(scalars) if len(scalars) > NUM_WITHOUT_TERMS else NO_DETAILS,
             weight=weight,
             grad_norm=scalars["grad_norm"],
             clipped=scalars["grad_norm"] > self._clip_norm,
@@ -175,7 +192,9 @@ class ReportLog:
         except NonFiniteError as error:
             self._explain(error, pending, report)
             raise
-        switch(before)
+        self._device_seconds += arrived - asked
+        self._data_seconds += window.data_seconds
+        self._logging_seconds += time.perf_counter() - arrived
         if event is None:
             return
         self.tell(self._with_evidence(event, pending))

@@ -56,6 +56,8 @@ class Sampling:
     clock: DeviceClock | None = None
     is_on: bool = field(default=False, init=False)
     """Whether the update under way is sampled."""
+    passes_left: int = field(default=1, init=False)
+    """The pass that brings it to 0 looks whether it is due."""
 
     def __post_init__(self) -> None:
         self._watched = watched(list(self.parameters.values()))
@@ -65,6 +67,21 @@ class Sampling:
             if any(fnmatchcase(name, pattern) for pattern in self.layers)
         ][:MOST_LAYERS]
         self._before: list[Tensor] = []
+
+    def is_due(self) -> bool:
+        """Whether the next window is sampled; says when to look again."""
+        if self.clock is not None and self.clock.is_open:
+            self.clock.end()
+        distance = (self.every // 2 - self.next_window()) % self.every
+        self.is_on = distance == 0
+        # The pass after a sampled one ends its time on the device.
+        next_look = self.every if self.clock is None else 1
+        self.passes_left = distance or next_look
+        return self.is_on
+
+    def restart(self) -> None:
+        """Windows were counted without a pass, or undone: the next pass looks anew."""
+        self.is_on, self.passes_left = False, 1
 
     def before_step(self) -> dict[str, Tensor]:
         """Takes what must be taken before the weights move: gradients are whole and unclipped."""
@@ -139,10 +156,8 @@ class SampledPass:
         loss_scale: LossScale,
     ) -> dict[str, Tensor]:
         sampling = self._sampling
-        if sampling.clock is not None and sampling.clock.is_open:
-            sampling.clock.end()
-        sampling.is_on = sampling.next_window() % sampling.every == sampling.every // 2
-        if not sampling.is_on:
+        sampling.passes_left -= 1
+        if sampling.passes_left > 0 or not sampling.is_due():
             return self._run_pass(micro_batches, denominators, loss_scale)
         return self._sample(micro_batches, denominators, loss_scale)
 

@@ -195,8 +195,13 @@ class Signals:
         at_once = sent.parcel.at_once
         return PendingReport(window, denominators, rates, read, at_once, sent.limit, is_sampled)
 
-    @staticmethod
-    def skipped(window: Window, denominators: Mapping[str, float]) -> PendingReport:
+    def restart(self) -> None:
+        """The run was put back to an older state."""
+        if self._sampling is not None:
+            self._sampling.restart()
+
+    def skipped(self, window: Window, denominators: Mapping[str, float]) -> PendingReport:
         """The report of a window that carries no weight: there was nothing to compute."""
+        self.restart()
         nothing = {"loss": 0.0, "grad_norm": 0.0, "loss_scale": 1.0}
         return PendingReport(window, denominators, {}, lambda: nothing, True)

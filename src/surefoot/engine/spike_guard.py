@@ -16,7 +16,7 @@ from typing import Any
 
 from surefoot.core.errors import SpikeError
 from surefoot.core.reports import Event, StepReport
-from surefoot.core.spikes import LOSS_RULE, NORM_RULE, Spike, SpikeWindow
+from surefoot.core.spikes import LOSS_RULE, NORM_RULE, STRIDE, Spike, SpikeWindow
 
 
 class SpikePolicy(Enum):
@@ -79,6 +79,10 @@ class SpikeGuard:
         self.norm = SpikeWindow(NORM_RULE)
         self.num_acted = 0
         self.roll_backs: list[RollBack] = []
+        # Values that are no spikes for certain wait, and enter the windows many at once: what runs
+        # between two updates is cold, and costs several times what it does in a row.
+        self._waiting: list[tuple[float, float]] = []
+        self._calm_loss = self._calm_norm = 0.0
 
     @property
     def sets_limits(self) -> bool:
@@ -91,12 +95,17 @@ class SpikeGuard:
         Args:
             in_flight: whether the update before the next one is still to be judged.
         """
-        return self.norm.limit(in_flight=in_flight) if self.sets_limits else math.inf
+        if not self.sets_limits:
+            return math.inf
+        self._enter_waiting()
+        return self.norm.limit(in_flight=in_flight)
 
     def pass_over(self) -> None:
         """An update that was not finite, or had nothing to learn from."""
+        self._enter_waiting()
         self.loss.pass_over()
         self.norm.pass_over()
+        self._calm_loss = self._calm_norm = 0.0
 
     def judge(self, report: StepReport) -> Event | None:
         """Takes a finite update; returns the event that a spike is.
@@ -104,11 +113,25 @@ class SpikeGuard:
         Raises:
             SpikeError: the budget of spikes is spent.
         """
-        loss = self.loss.judge(report.loss)
-        norm = self.norm.judge(report.grad_norm)
-        if loss is None and norm is None:
+        loss, norm = report.loss, report.grad_norm
+        if 0.0 < loss <= self._calm_loss and 0.0 < norm <= self._calm_norm:
+            self._waiting.append((loss, norm))
+            if len(self._waiting) == STRIDE:
+                self._enter_waiting()
             return None
-        return self._answer(report, {"loss": loss, "grad_norm": norm})
+        self._enter_waiting()
+        spikes = {"loss": self.loss.judge(loss), "grad_norm": self.norm.judge(norm)}
+        self._calm_loss, self._calm_norm = self.loss.calm(), self.norm.calm()
+        if all(spike is None for spike in spikes.values()):
+            return None
+        return self._answer(report, spikes)
+
+    def _enter_waiting(self) -> None:
+        for loss, norm in self._waiting:
+            self.loss.judge(loss)
+            self.norm.judge(norm)
+        self._waiting.clear()
+        self._calm_loss, self._calm_norm = self.loss.calm(), self.norm.calm()
 
     def is_left_out(self, window: int) -> bool:
         """Whether a window lies where the run was rolled back."""
@@ -177,6 +200,7 @@ class SpikeGuard:
         )
 
     def state_dict(self) -> dict[str, Any]:
+        self._enter_waiting()
         return {
             "loss": self.loss.state_dict(),
             "grad_norm": self.norm.state_dict(),
@@ -185,6 +209,8 @@ class SpikeGuard:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._waiting.clear()
+        self._calm_loss = self._calm_norm = 0.0
         self.loss.load_state_dict(state["loss"])
         self.norm.load_state_dict(state["grad_norm"])
         self.num_acted = int(state["num_acted"])

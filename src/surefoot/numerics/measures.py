@@ -71,28 +71,24 @@ class UnitWatch:
         """`dead_units` and `saturated_units`, 0-dim, where there was such a module."""
         found = {}
         if self._largest:
-            dead = torch.cat([largest < DEAD_BELOW for largest in self._largest.values()])
-            found["dead_units"] = dead.float().mean()
+            largest = torch.cat(list(self._largest.values()))
+            found["dead_units"] = (largest < DEAD_BELOW).float().mean()
         if self._saturated:
             found["saturated_units"] = torch.stack(self._saturated).mean()
         return found
 
     def _look_at_rectifier(self, module: nn.Module, _: object, output: Tensor) -> None:
-        unit_axis = 1 if output.ndim >= 3 and not _is_sequence(output) else -1
-        flat = output.detach().movedim(unit_axis, -1).flatten(0, -2)
-        largest = flat.abs().amax(dim=0).float()
+        # [batch, channels, height, width] of pictures, [batch, positions, units] of sequences.
+        unit_axis = 1 if output.ndim > 3 else output.ndim - 1
+        others = [axis for axis in range(output.ndim) if axis != unit_axis]
+        largest = output.detach().abs()
+        if others:
+            largest = largest.amax(dim=others)
         seen = self._largest.get(module)
-        if seen is None or seen.shape != largest.shape:
-            self._largest[module] = largest
-        else:
-            self._largest[module] = torch.maximum(seen, largest)
+        same = seen is not None and seen.shape == largest.shape
+        self._largest[module] = torch.maximum(seen, largest) if same else largest  # type: ignore[arg-type]
 
     def _look_at_squasher(self, module: nn.Module, _: object, output: Tensor) -> None:
         value = output.detach()
         distance = value.abs() if isinstance(module, nn.Tanh) else (2.0 * value - 1.0).abs()
         self._saturated.append((distance > SATURATED_BEYOND).float().mean())
-
-
-def _is_sequence(output: Tensor) -> bool:
-    # [batch, positions, units], against pictures of [batch, channels, height, width].
-    return output.ndim == 3

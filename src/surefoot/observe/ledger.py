@@ -65,7 +65,7 @@ class LedgerReading:
 class TimeLedger:
     """Counts the host's time from its making on. One thread switches phases.
 
-    `with ledger.phase(Phase.EVALUATION): ...` gives the phase back that was before. In a hot loop
+    `with ledger.phase(Phase.EVALUATION): ...` gives the phase back that was before;
     `ledger.switch(Phase.LAUNCH)` names the next phase, and returns the one before.
     """
 
@@ -76,7 +76,6 @@ class TimeLedger:
         current = Phase.REST
 
         def switch(phase: Phase) -> Phase:
-            # Variables of a closure: a switch between two updates costs a tenth of a microsecond.
             nonlocal current, since
             now = clock()
             counts[current] += now - since
@@ -87,6 +86,12 @@ class TimeLedger:
         self.switch = switch
         self._now = lambda: (switch(current), since)[1]
         self._scopes = tuple(PhaseScope(self, phase) for phase in Phase)
+
+    def shift(self, source: Phase, target: Phase, seconds: float) -> None:
+        """Counts time as `target` that ran as `source`, of which it leaves at least none."""
+        count = min(round(seconds * 1e9), self._nanoseconds[source])
+        self._nanoseconds[source] -= count
+        self._nanoseconds[target] += count
 
     def phase(self, phase: Phase) -> PhaseScope:
         """A context manager that counts its time as `phase`; the same object each time."""

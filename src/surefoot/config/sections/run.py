@@ -150,7 +150,7 @@ class LogSection(Section):
     console: Literal["auto", "live", "plain", "off"] = "auto"
     tensorboard: bool = False
     weight_norm_every: EverySteps = Steps(50)
-    details_every: EverySteps = Steps(50)
+    details_every: EverySteps = Steps(100)
     """How often further signals are taken: how far weights move, dead units, clipped updates."""
     layers: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     """Shell patterns of parameter names, such as `blocks.*.weight`, whose norms are among them."""
