@@ -89,6 +89,7 @@ ACCEPT_FIELDS = (
     "evaluate.",
     "ema.",
     "early_stopping.",
+    "contract.",
     "parallel.",
 )
 """Each changes a number that the run would have had."""

@@ -25,6 +25,16 @@ DIABETES = {
     "task": {"kind": "regression"},
 }
 
+CONTRACT = {"kind": "research", "task": "write text"}
+SLICE = {"metric": "validation/loss", "direction": "min"}
+CANDIDATE = {
+    **CONTRACT,
+    "kind": "production_candidate",
+    "target": 2,
+    "baseline": "runs/before",
+    "slices": [SLICE],
+}
+
 # rule, base, what is changed, the keys that are named
 BROKEN: list[tuple[str, str, dict[str, Any], set[str]]] = [
     (
@@ -235,6 +245,54 @@ BROKEN: list[tuple[str, str, dict[str, Any], set[str]]] = [
     ),
     ("files_have_a_path", "gpt", {"data.source": "files"}, {"data.path"}),
     ("files_have_a_path", "gpt", {"data.path": "somewhere"}, {"data.path"}),
+    (
+        "named_metric_needs_a_direction",
+        "gpt",
+        {"contract": {**CONTRACT, "metric": "validation/accuracy"}},
+        {"contract.direction"},
+    ),
+    (
+        "slices_need_a_baseline",
+        "gpt",
+        {"contract": {**CONTRACT, "slices": [SLICE]}},
+        {"contract.slices"},
+    ),
+    (
+        "slices_need_a_baseline",
+        "gpt",
+        {"contract": {**CANDIDATE, "slices": [{**SLICE, "metric": "loss"}]}},
+        {"contract.slices.0.metric"},
+    ),
+    (
+        "cost_needs_a_price",
+        "gpt",
+        {"contract": {**CONTRACT, "budget": {"cost": 5}}},
+        {"contract.budget.cost"},
+    ),
+    (
+        "kind_of_result_demands",
+        "gpt",
+        {"contract": {**CANDIDATE, "slices": [], "target": "none"}},
+        {"contract.slices", "contract.target"},
+    ),
+    (
+        "adapter_has_base_weights",
+        "gpt",
+        {"contract": {**CANDIDATE, "kind": "adapter"}},
+        {"model.initial_weights"},
+    ),
+    (
+        "contract_needs_evaluations",
+        "gpt",
+        {"contract": CANDIDATE, "evaluate.every": "never"},
+        {"contract.target"},
+    ),
+    (
+        "contract_needs_evaluations",
+        "gpt",
+        {"contract": CANDIDATE, "data.validation_fraction": 0.0},
+        {"contract.target"},
+    ),
 ]
 
 # base, what is changed: all of it is fine
@@ -313,6 +371,17 @@ FINE: list[tuple[str, dict[str, Any]]] = [
     ("images", {"model.blocks_per_stage": [1, 2]}),
     ("images", {"model.blocks_per_stage": 3}),
     ("gpt", {"data.source": "files", "data.path": "somewhere"}),
+    ("gpt", {"contract": CANDIDATE}),
+    ("gpt", {"contract": {**CONTRACT, "metric": "other/loss", "direction": "min"}}),
+    (
+        "gpt",
+        {"contract": {**CONTRACT, "budget": {"cost": 5, "price_per_device_hour": 2.5}}},
+    ),
+    ("gpt", {"contract": CONTRACT, "evaluate.every": "never"}),
+    (
+        "gpt",
+        {"contract": {**CANDIDATE, "kind": "adapter"}, "model.initial_weights": "base.safetensors"},
+    ),
 ]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from abc import ABC
 from collections.abc import Callable
+from math import inf
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
@@ -111,6 +112,9 @@ Horizon = Annotated[Count, *_annotated(_count_of(_LENGTHS), _TEXT)]
 Duration = Annotated[Seconds, *_annotated(_count_of((Seconds,)), _TEXT)]
 """A time."""
 
+DurationOrNone = Annotated[Seconds | str, *_annotated(_count_of((Seconds,), "none"), _TEXT)]
+"""A time, or `none`."""
+
 ByteCount = Annotated[Bytes, *_annotated(_count_of((Bytes,)), _TEXT)]
 """An amount of memory."""
 
@@ -190,6 +194,20 @@ def _whole_or_wholes(value: object) -> object:
     raise refuse(f"must be a whole number of at least 1, or a list of them, not {value!r}")
 
 
+def _any_number_or_none(value: object) -> object:
+    if value == "none":
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < inf:
+        return float(value)
+    raise refuse(f"must be a number, or 'none', not {value!r}")
+
+
+NumberOrNone = Annotated[
+    float | str, BeforeValidator(_any_number_or_none), WithJsonSchema(_TEXT_OR_NUMBER)
+]
+PositiveOrNone = Annotated[
+    float | str, BeforeValidator(_number_or("none")), WithJsonSchema(_TEXT_OR_NUMBER)
+]
 ClipNorm = Annotated[
     float | str, BeforeValidator(_number_or("off")), WithJsonSchema(_TEXT_OR_NUMBER)
 ]
@@ -212,9 +230,7 @@ AsHeads = Annotated[
 FromData = Annotated[
     int | str, BeforeValidator(_whole_or("from-data")), WithJsonSchema(_TEXT_OR_NUMBER)
 ]
-AutoSize = Annotated[
-    int | str, BeforeValidator(_whole_or("auto")), WithJsonSchema(_TEXT_OR_NUMBER)
-]
+AutoSize = Annotated[int | str, BeforeValidator(_whole_or("auto")), WithJsonSchema(_TEXT_OR_NUMBER)]
 AsInTraining = Annotated[
     int | str, BeforeValidator(_whole_or("as-in-training")), WithJsonSchema(_TEXT_OR_NUMBER)
 ]

@@ -11,11 +11,16 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from surefoot.config.rules import material, run, schedule
+from surefoot.config.rules import contract, material, run, schedule
 from surefoot.config.rules.rule import Rule
 from surefoot.core.errors import Violation
 
-RULES: tuple[Rule, ...] = (*schedule.RULES, *run.RULES, *material.RULES)
+RULES: tuple[Rule, ...] = (
+    *schedule.RULES,
+    *run.RULES,
+    *material.RULES,
+    *contract.RULES,
+)
 
 
 def broken_rules(sections: Mapping[str, Any]) -> list[Violation]:

@@ -1,6 +1,13 @@
 """Everything a recipe can say, as frozen typed sections. Holds no behaviour."""
 
 from surefoot.config.fields import Section
+from surefoot.config.sections.contract import (
+    BudgetSection,
+    ContractOffSection,
+    ContractOnSection,
+    ContractSection,
+    SliceSection,
+)
 from surefoot.config.sections.data import (
     ArraysSection,
     CustomDataSection,
@@ -69,10 +76,14 @@ __all__ = [
     "AdamSection",
     "AdamWSection",
     "ArraysSection",
+    "BudgetSection",
     "CheckpointSection",
     "ClassificationSection",
     "ConstantCooldownSection",
     "ConstantSection",
+    "ContractOffSection",
+    "ContractOnSection",
+    "ContractSection",
     "CustomDataSection",
     "CustomModelSection",
     "CustomTaskSection",
@@ -112,6 +123,7 @@ __all__ = [
     "ScheduleSection",
     "Section",
     "Settings",
+    "SliceSection",
     "StepDecaySection",
     "TaskSection",
     "TextSection",

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from surefoot.config.fields import Name, Section
+from surefoot.config.sections.contract import ContractOffSection, ContractSection
 from surefoot.config.sections.data import DataSection
 from surefoot.config.sections.memory import MemorySection
 from surefoot.config.sections.models import ModelSection
@@ -52,6 +53,7 @@ class RunSections(Section, ABC):
     guard: GuardSection = GuardSection()
     ema: EmaSection = EmaOffSection()
     early_stopping: EarlyStoppingSection = EarlyStoppingOffSection()
+    contract: ContractSection = ContractOffSection()
     log: LogSection = LogSection()
 
 
