@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from faults.saves import pieces
-from surefoot.core.errors import CheckpointError, DiskFullError
+from surefoot.core.errors import CheckpointError, DiskFullError, DiskRefusedError
 from surefoot.parallel.ranks import OneRank
 from surefoot.state import commit as commit_module
 from surefoot.state.checkpoint import list_checkpoints, newest_whole
@@ -21,6 +21,7 @@ from surefoot.state.saver import SaveKind, SavePolicy, Saver
 
 STEP_BYTES = 64 * 1024
 DISK_BYTES = 8 << 20
+MS_RDONLY, MS_REMOUNT = 1, 32
 COPIES = 8
 """How often the tensors of a trial are repeated: about 800 KiB a checkpoint."""
 
@@ -133,6 +134,28 @@ def test_a_folder_that_cannot_be_written_to(
         commit(tmp_path, draft(2))
     assert not isinstance(caught.value, DiskFullError) and str(tmp_path) in caught.value.where
     assert newest_whole(tmp_path)[1].step == 1
+
+
+def test_a_disk_that_became_read_only(disk: Path) -> None:
+    checkpoints = disk / "checkpoints"
+    commit(checkpoints, draft(1))
+    remount(disk, MS_REMOUNT | MS_RDONLY)
+    try:
+        with pytest.raises(DiskRefusedError, match="Read-only file system") as caught:
+            commit(checkpoints, draft(2))
+        assert not isinstance(caught.value, DiskFullError)
+        assert newest_whole(checkpoints)[1].step == 1
+    finally:
+        remount(disk, MS_REMOUNT)
+    commit(checkpoints, draft(2))
+    assert newest_whole(checkpoints)[1].step == 2
+    assert not list(checkpoints.glob("*.tmp"))
+
+
+def remount(place: Path, flags: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    options = f"size={DISK_BYTES}".encode()
+    assert libc.mount(b"tmpfs", os.fsencode(place), b"tmpfs", flags, options) == 0
 
 
 def failing_at(number: int) -> Callable[[Path, str], object]:
