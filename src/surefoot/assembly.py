@@ -25,7 +25,7 @@ from surefoot.data.loader import Loader, position_of
 from surefoot.data.order import BatchPlan, keyed_hash
 from surefoot.data.sources.base import Source
 from surefoot.data.sources.stream import StreamPlan, StreamSource
-from surefoot.engine.decisions import Decisions, WatchedMetric
+from surefoot.engine.decisions import Decisions
 from surefoot.engine.evaluate import Evaluator, as_it_is, evaluate
 from surefoot.engine.sum_check import NUM_SAMPLES, refuse_a_mean
 from surefoot.engine.window import Window, over_ranks, windows
@@ -41,6 +41,7 @@ from surefoot.optim.ema import NoAverage
 from surefoot.parallel.digests import digest_of_weights
 from surefoot.parallel.join import join_ranks
 from surefoot.parallel.layout import ALONE, Place, find_place
+from surefoot.promising import deciding_metric
 from surefoot.state.run_state import Best
 from surefoot.tasks.task import FunctionTask, Task
 from surefoot.trainable import Trainable, make_trainable
@@ -223,7 +224,7 @@ def assemble(
     assert isinstance(best, Best)
     decisions = Decisions(
         best,
-        WatchedMetric(*material.task.deciding_metric),
+        deciding_metric(settings, material.task),
         trainable.course.plateau,
         trainable.stopping,
         trainable.log.tell,

@@ -30,6 +30,7 @@ from surefoot.feeding import make_pace, make_plan
 from surefoot.materials import Prepared, prepare_material
 from surefoot.observe.run_folder import CHECKPOINTS_NAME, RunFolder, find_run
 from surefoot.optim.ledger import ParameterLedger
+from surefoot.promising import check_contract
 from surefoot.readiness import check_trainable
 from surefoot.recording import config_of, needed_bytes, train_in_folder
 from surefoot.resuming import Resumption, accept_differences
@@ -69,6 +70,7 @@ def run_recipe(
         _show_mesh(assembly, console)
         if dry_run:
             return try_once(assembly)
+        check_contract(recipe.settings, assembly.evaluate_one_batch)
         needed = needed_bytes(assembly)
         folder = take_folder(
             assembly.place.ranks,

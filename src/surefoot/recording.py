@@ -29,6 +29,7 @@ from surefoot.observe.run_folder import CONFIG_NAME, RunFolder, find_begun_run, 
 from surefoot.observe.sinks import TensorBoardSink
 from surefoot.observe.view import RunFacts, Unit
 from surefoot.observe.watch import flight_recorder_files, set_where_free
+from surefoot.promising import deciding_fields, deciding_metric, promise, read_contract
 from surefoot.resuming import Resumption, refuse_crash_loop, resume_tier
 from surefoot.running import FolderRun, RunResult
 from surefoot.state.manifest import Manifest
@@ -71,7 +72,13 @@ def train_in_folder(
                     _restore(run, resumption)
                 if isinstance(folder, RunFolder):
                     folder.write_config(resolved.as_yaml())
-                    folder.write_contract(promise(assembly.settings))
+                    folder.write_contract(
+                        promise(
+                            assembly.settings,
+                            assembly.material.task,
+                            read_contract(folder.contract_path),
+                        )
+                    )
                     write_record(folder, make_record(name, prepared, assembly))
                     prepared.save_artifacts(folder.artifacts_path)
                 if resumption is None:
@@ -194,7 +201,7 @@ def exactness(assembly: Assembly) -> dict[str, object]:
 def make_record(name: str, prepared: Prepared, assembly: Assembly) -> RunRecord:
     """Everything that another engineer needs to understand or repeat the run."""
     trainable = assembly.trainable
-    metric, direction = assembly.material.task.deciding_metric
+    deciding = deciding_metric(assembly.settings, assembly.material.task)
     return collect_record(
         name=name,
         seed=assembly.settings.seed,
@@ -215,18 +222,8 @@ def make_record(name: str, prepared: Prepared, assembly: Assembly) -> RunRecord:
                 if isinstance(assembly.horizon_updates, Undecided)
                 else assembly.horizon_updates
             ),
-            "deciding_metric": {"name": metric, "direction": direction},
+            "deciding_metric": deciding_fields(deciding),
             "exactness": exactness(assembly),
             "decay_disagreements": [row.name for row in trainable.ledger.disagreements],
         },
     )
-
-
-def promise(settings: Settings) -> dict[str, object]:
-    """What the run promises, for `contract.yaml`."""
-    return {
-        "horizon": str(settings.train.horizon),
-        "non_finite": settings.guard.non_finite,
-        "resume": "exact: same weights, same samples, each update once",
-        "deterministic_kernels": settings.deterministic,
-    }

@@ -17,6 +17,7 @@ from torch import nn
 
 from surefoot.assembly import Assembly
 from surefoot.config.sections import Settings
+from surefoot.core.budget import Budget
 from surefoot.core.counting import updates_in
 from surefoot.core.errors import RequestError, SurefootError
 from surefoot.core.interruption import Cut, CutShort
@@ -45,6 +46,7 @@ from surefoot.observe.run_folder import RunFolder
 from surefoot.observe.watch import HangWatch, stacks_path
 from surefoot.optim.registry import optimizer_notes
 from surefoot.parallel.ranks import Ranks
+from surefoot.spending import Spending, budget_of
 from surefoot.state.checkpoint import list_checkpoints, newest_whole, step_of
 from surefoot.state.commit import Draft, put_back
 from surefoot.state.manifest import Manifest
@@ -113,6 +115,13 @@ class FolderRun:
             float(assembly.settings.guard.deadline.value),
             lambda text: self.tell(EventKind.NOTE, text, {}),
         )
+        self.spending = Spending(
+            budget_of(assembly.settings.contract) if assembly.place.speaks else Budget(),
+            assembly.place.ranks.size,
+            folder.events_path,
+            folder.metrics_path,
+            self.tell,
+        )
         saving = assembly.place.ranks.channel("save")
         self.saver = make_saver(assembly.settings, folder.checkpoints_path, saving, self.tell)
         self._began = self._clock()
@@ -122,7 +131,7 @@ class FolderRun:
     def begin(self) -> None:
         """Says that the run starts from nothing."""
         told = {"seed": self.assembly.settings.seed, "attempt": self.folder.lease.attempt}
-        self.tell(EventKind.START, "started", told)
+        self.tell(EventKind.START, "started", {**told, **self.spending.told()})
         for note in notes_of(self.assembly):
             self.tell(EventKind.NOTE, note, {})
 
@@ -171,6 +180,7 @@ class FolderRun:
                 "checkpoint": path.name,
                 "moved_rows": moved.name if moved else None,
                 "attempt": self.folder.lease.attempt,
+                **self.spending.told(),
                 **told,
             },
         )
@@ -182,7 +192,9 @@ class FolderRun:
         Raises:
             SurefootError: what made it fail; the events hold it with its traceback.
         """
-        self._leave_when(stop.cut)
+        self.spending.asked = stop
+        self.spending.check()
+        self._leave_when(self._cut(stop))
         self._began = self._clock()
         try:
             with self.watch:
@@ -300,7 +312,7 @@ class FolderRun:
     def _open_windows(self, cursor: Any) -> Iterator[Window]:
         trainable = self.assembly.trainable
         with closing(cast(Any, self.assembly.open_windows(cursor))) as opened:
-            windows = self.watch.beating(opened, "an update")
+            windows = self.spending.watching(self.watch.beating(opened, "an update"))
             if trainable.log.guard.spikes.roll_backs:
                 windows = leaving_out(
                     windows,
@@ -308,6 +320,13 @@ class FolderRun:
                     trainable.log.guard.spikes.is_left_out,
                 )
             yield from windows
+
+    def _cut(self, stop: StopOnSignal) -> Cut:
+        def cut() -> bool:
+            self.spending.check()
+            return stop.cut()
+
+        return cut
 
     def _leave_when(self, cut: Cut) -> None:
         """An evaluation or a wait for data is left where `cut()` says so."""

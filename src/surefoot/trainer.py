@@ -23,6 +23,7 @@ from surefoot.core.reports import Observer
 from surefoot.data.sources.datasets import as_source
 from surefoot.materials import Prepared
 from surefoot.observe.run_folder import MAX_NAME_LENGTH, RunFolder
+from surefoot.promising import check_contract
 from surefoot.readiness import check_trainable
 from surefoot.recording import config_of, needed_bytes, train_in_folder
 from surefoot.resuming import Resumption, accept_differences
@@ -108,6 +109,7 @@ class Trainer:
         ranks = assembly.place.ranks
         refuse_different_runs(self.resolved, prepared, assembly)
         if resume is None:
+            check_contract(self.resolved.config, assembly.evaluate_one_batch)
             needed = needed_bytes(assembly)
             folder = take_folder(
                 ranks, lambda: RunFolder.create(self._runs, self.name, needed_bytes=needed)

@@ -11,7 +11,7 @@ from surefoot.cli.session import DebugOption, JsonOption, Session
 from surefoot.observe.text import format_bytes
 
 
-def report(
+def write_page(
     context: typer.Context,
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="A run folder, whatever became of it.")

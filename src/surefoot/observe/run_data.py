@@ -23,6 +23,7 @@ from surefoot.core.reports import Event
 from surefoot.observe.events import read_events
 from surefoot.observe.metrics_schema import NON_FINITE
 from surefoot.observe.run_folder import (
+    CHECKPOINTS_NAME,
     CONFIG_NAME,
     CONTRACT_NAME,
     EVENTS_NAME,
@@ -164,6 +165,41 @@ class RunData:
             for evaluated in self.evaluations
             for metric, value in evaluated.metrics.items()
         }
+
+    def judged(self, which: str) -> dict[str, tuple[int, float]]:
+        """Step and value of each metric, as SET/METRIC, of the evaluation that counts.
+
+        Args:
+            which: `last`, or `best`: where the deciding metric was best of the steps whose
+                checkpoints were kept.
+        """
+        step = self.best_kept_step() if which == "best" else None
+        if which == "best" and step is None:
+            return {}
+        return {
+            f"{evaluated.set_name}/{metric}": (evaluated.step, value)
+            for evaluated in self.evaluations
+            for metric, value in evaluated.metrics.items()
+            if step is None or evaluated.step == step
+        }
+
+    def best_kept_step(self) -> int | None:
+        """The step of the best checkpoint that is still there, by the deciding metric."""
+        name, direction = self.deciding_name(), self.deciding[2]
+        kept = {int(p.name[5:]) for p in (self.path / CHECKPOINTS_NAME).glob("step-*[0-9]")}
+        found = [
+            (value if direction == "min" else -value, step)
+            for step, value in self.history(name or "")
+            if step in kept and math.isfinite(value)
+        ]
+        return min(found)[1] if found else None
+
+    def deciding_name(self) -> str | None:
+        """The deciding metric as SET/METRIC; None where nothing was evaluated and none is named."""
+        set_name, metric, _ = self.deciding
+        if set_name is None and self.evaluations:
+            set_name = self.evaluations[0].set_name
+        return None if set_name is None else f"{set_name}/{metric}"
 
     def history(self, name: str) -> list[tuple[int, float]]:
         """Step and value of a metric named SET/METRIC, first to last."""
