@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,7 @@ def train_in_folder(
         try:
             with naming_folder(folder.path):
                 # A resume that is refused leaves the folder as it was.
-                if resumption is not None:
-                    _restore(run, resumption)
+                resumed = None if resumption is None else _restore(run, resumption)
                 if isinstance(folder, RunFolder):
                     folder.write_config(resolved.as_yaml())
                     folder.write_contract(
@@ -79,7 +79,8 @@ def train_in_folder(
                             read_contract(folder.contract_path),
                         )
                     )
-                    write_record(folder, make_record(name, prepared, assembly))
+                    record = make_record(name, prepared, assembly, resumed)
+                    write_record(folder, record)
                     prepared.save_artifacts(folder.artifacts_path)
                 if resumption is None:
                     run.begin()
@@ -88,7 +89,8 @@ def train_in_folder(
             run.close()
 
 
-def _restore(run: FolderRun, resumption: Resumption) -> None:
+def _restore(run: FolderRun, resumption: Resumption) -> dict[str, object]:
+    """Goes back to the newest whole checkpoint; returns what the record says of it."""
     settings = run.assembly.settings
     told: dict[str, object] = resumption.told()
 
@@ -105,7 +107,7 @@ def _restore(run: FolderRun, resumption: Resumption) -> None:
         )
         told["tier"] = resume_tier(manifest.about, run.about, settings.deterministic).value
 
-    run.restore(told, check)
+    return {**told, "step": run.restore(told, check)}
 
 
 def _open_run(
@@ -198,8 +200,20 @@ def exactness(assembly: Assembly) -> dict[str, object]:
     }
 
 
-def make_record(name: str, prepared: Prepared, assembly: Assembly) -> RunRecord:
-    """Everything that another engineer needs to understand or repeat the run."""
+def make_record(
+    name: str,
+    prepared: Prepared,
+    assembly: Assembly,
+    resumed: Mapping[str, object] | None = None,
+) -> RunRecord:
+    """Everything that another engineer needs to understand or repeat the run.
+
+    Args:
+        name: of the run.
+        prepared: what it was made from.
+        assembly: its parts.
+        resumed: where it goes on, with which tier and changes; None where it begins.
+    """
     trainable = assembly.trainable
     deciding = deciding_metric(assembly.settings, assembly.material.task)
     return collect_record(
@@ -224,6 +238,7 @@ def make_record(name: str, prepared: Prepared, assembly: Assembly) -> RunRecord:
             ),
             "deciding_metric": deciding_fields(deciding),
             "exactness": exactness(assembly),
+            "resumed": resumed,
             "decay_disagreements": [row.name for row in trainable.ledger.disagreements],
         },
     )
