@@ -28,6 +28,7 @@ LEVELS: Mapping[str, int] = {
     "train_step": 6,
     "build": 6,
     "assembly": 6,
+    "cadences": 6,
     "epilogue": 6,
     "feeding": 6,
     "materials": 6,

@@ -16,18 +16,17 @@ import torch
 from torch import nn
 
 from surefoot.assembly import Assembly
+from surefoot.cadences import make_cadence, make_horizon
 from surefoot.config.sections import Settings
 from surefoot.core.budget import Budget
-from surefoot.core.counting import updates_in
-from surefoot.core.errors import RequestError, SurefootError
+from surefoot.core.errors import SurefootError
 from surefoot.core.interruption import Cut, CutShort
 from surefoot.core.peaks import dense_peak
 from surefoot.core.reports import Event, Observer
-from surefoot.core.units import Count, Epochs, Flops, Samples, Seconds, Steps, Tokens
+from surefoot.core.units import Steps
 from surefoot.data.batch import MicroBatch
 from surefoot.data.fetch import collated
-from surefoot.data.sources.stream import StreamPlan, StreamSource
-from surefoot.engine.cadence import AtEnd, Cadence, Every, Horizon, Unit
+from surefoot.data.sources.stream import StreamSource
 from surefoot.engine.evaluate import OpenSet
 from surefoot.engine.first_bad import described
 from surefoot.engine.interrupt import StopOnSignal
@@ -461,38 +460,3 @@ def left_when(cut: Cut, open_set: OpenSet, beat: Callable[[str], None]) -> OpenS
 
 def _nothing() -> None:
     return None
-
-
-def make_horizon(settings: Settings, assembly: Assembly) -> Horizon:
-    """Where the run ends, in what it counts exactly."""
-    every = _every(settings.train.horizon, assembly)
-    return Horizon(every.amount, every.unit)
-
-
-def make_cadence(count: Count | str, assembly: Assembly) -> Cadence:
-    """When something is due."""
-    if isinstance(count, Count):
-        return _every(count, assembly)
-    return AtEnd() if count in ("end", "never") else _every(Epochs(1), assembly)
-
-
-def _every(count: Count, assembly: Assembly) -> Every:
-    match count:
-        case Steps():
-            return Every(count.value, Unit.STEPS)
-        case Samples():
-            return Every(count.value, Unit.SAMPLES)
-        case Tokens():
-            return Every(count.value, Unit.TOKENS)
-        case Seconds():
-            return Every(count.value, Unit.SECONDS)
-        case Epochs():
-            if isinstance(assembly.plan, StreamPlan):
-                return Every(count.value, Unit.EPOCHS)
-            return Every(count.value * assembly.plan.samples_per_epoch, Unit.SAMPLES)
-        case Flops():
-            updates = updates_in(count, assembly.pace)
-            assert isinstance(updates, int)
-            return Every(updates, Unit.STEPS)
-        case _:
-            raise RequestError(f"{count} is not a length of a run", rule="a count of steps or data")
