@@ -244,9 +244,9 @@ def test_the_tier_is_told_when_a_run_goes_on(done: Path, tmp_path: Path) -> None
     (resumed,) = [e for e in read_events(done / "events.jsonl") if e.kind == "resume"]
     assert resumed.data["tier"] == "T0"
     record = json.loads((done / "record.resume-1.json").read_text())
-    assert record["resumed"]["tier"] == "T0" and record["resumed"]["step"] == 6
-    assert any("train.horizon" in change for change in record["resumed"]["changes"])
-    assert json.loads((done / "record.json").read_text())["resumed"] is None
+    assert record["extra"]["resumed"]["tier"] == "T0" and record["extra"]["resumed"]["step"] == 6
+    assert any("train.horizon" in change for change in record["extra"]["resumed"]["changes"])
+    assert json.loads((done / "record.json").read_text())["extra"]["resumed"] is None
 
 
 def test_another_global_batch_is_refused_or_accepted_by_name() -> None:
