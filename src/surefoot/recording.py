@@ -107,7 +107,8 @@ def _restore(run: FolderRun, resumption: Resumption) -> dict[str, object]:
         )
         told["tier"] = resume_tier(manifest.about, run.about, settings.deterministic).value
 
-    return {**told, "step": run.restore(told, check)}
+    step = run.restore(told, check)
+    return {**told, "step": step}
 
 
 def _open_run(
