@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -63,8 +64,9 @@ def train(
         "precision": {"dtype": precision},
         "evaluate": {"every": "never"},
         "checkpoint": {"every": "10 steps"},
-        "log": {"console": "off"},
+        "log": {"console": "off", "details_every": "7 steps", "layers": ["blocks.*"]},
         "ema": {"kind": "on"},
+        "guard": {},
     }
     for name, section in changes.items():
         settings[name] = {**settings[name], **section}
@@ -87,8 +89,9 @@ def test_every_precision_learns(precision: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("spikes", ["log", "skip"])
 def test_the_hot_path_waits_for_nothing(
-    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    precision: str, spikes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The only wait is that for the event of the update before, which this mode does not count."""
     run = Loop.run
@@ -106,7 +109,8 @@ def test_the_hot_path_waits_for_nothing(
         return run(self)
 
     monkeypatch.setattr(Loop, "run", guarded)
-    assert train(tmp_path, precision, checkpoint={"every": "end"}).step >= 25
+    done = train(tmp_path, precision, checkpoint={"every": "end"}, guard={"spikes": spikes})
+    assert done.step >= 25
 
 
 def test_a_killed_run_goes_on_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,3 +137,15 @@ def test_a_killed_run_goes_on_exactly(tmp_path: Path, monkeypatch: pytest.Monkey
         for f in (whole, killed)
     ]
     assert hashes[0] == hashes[1]
+
+
+def test_the_time_of_sampled_updates_on_the_device_is_in_the_ledger(tmp_path: Path) -> None:
+    folder = train(tmp_path).folder
+    assert folder is not None
+    ledger = json.loads((folder / "artifacts" / "time-ledger.json").read_text())
+    (stretch,) = ledger["stretches"]
+    phases = stretch["device_milliseconds"]
+    assert phases.keys() == {"forward", "backward", "norm and clip", "optimizer", "between"}
+    assert all(milliseconds > 0 for milliseconds in phases.values())
+    details = [row["details"] for row in read_rows(folder / "metrics.jsonl") if row["details"]]
+    assert len(details) >= 4 and all("update_ratio" in found for found in details)  # type: ignore[operator]

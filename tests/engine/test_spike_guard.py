@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from typing import Any
 
 import pytest
 
 from surefoot.core.errors import SpikeError
 from surefoot.core.reports import Event, StepReport
+from surefoot.core.spikes import LOSS_RULE, NORM_RULE, SpikeWindow
 from surefoot.engine.guard import Guard
 from surefoot.engine.spike_guard import RollBack, SpikeGuard, SpikePolicy, SpikeSettings
 
@@ -132,3 +134,23 @@ def test_early_spikes_go_back_to_the_beginning() -> None:
     assert isinstance(event, Event)
     back = guard.undo(event)
     assert back is not None and (back.last_step, back.last_window) == (0, 0)
+
+
+def test_calm_updates_that_wait_are_judged_as_if_each_came_alone() -> None:
+    draw = random.Random(4)
+    guard, loss, norm = Guard(), SpikeWindow(LOSS_RULE), SpikeWindow(NORM_RULE)
+    seen = 0
+    for window in range(1, 1500):
+        values = [math.exp(draw.gauss(0, 0.1)) * draw.choice([1] * 150 + [0, 30]) for _ in "ln"]
+        expected = [loss.judge(values[0]), norm.judge(values[1])]
+        event = guard.judge(report(window, *values))
+        assert (event is not None) == any(expected)
+        if event is not None:
+            seen += 1
+            limits = event.data["limits"]
+            assert isinstance(limits, dict)
+            assert list(limits.values()) == [spike.limit for spike in expected if spike]
+        if window % 97 == 0:
+            state = guard.spikes.state_dict()
+            assert (state["loss"], state["grad_norm"]) == (loss.state_dict(), norm.state_dict())
+    assert seen > 10

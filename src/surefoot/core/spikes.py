@@ -115,6 +115,14 @@ class SpikeWindow:
         self._look_ahead()
         return self._surely_below if self._strides_left else 0.0
 
+    def take_calm(self, values: Sequence[float]) -> None:
+        """Takes values of several updates, oldest first, that are up to `calm`; at least one."""
+        if self._newest is not None:
+            self._values.append(self._newest)
+        self._values.extend(values[:-1])
+        self._newest = values[-1]
+        self._in_a_row = self._strides_left = 0
+
     def pass_over(self) -> None:
         """An update without a value that could count."""
         self._enter(None)

@@ -81,7 +81,8 @@ class SpikeGuard:
         self.roll_backs: list[RollBack] = []
         # Values that are no spikes for certain wait, and enter the windows many at once: what runs
         # between two updates is cold, and costs several times what it does in a row.
-        self._waiting: list[tuple[float, float]] = []
+        self._waiting_losses: list[float] = []
+        self._waiting_norms: list[float] = []
         self._calm_loss = self._calm_norm = 0.0
 
     @property
@@ -105,7 +106,6 @@ class SpikeGuard:
         self._enter_waiting()
         self.loss.pass_over()
         self.norm.pass_over()
-        self._calm_loss = self._calm_norm = 0.0
 
     def judge(self, report: StepReport) -> Event | None:
         """Takes a finite update; returns the event that a spike is.
@@ -115,9 +115,11 @@ class SpikeGuard:
         """
         loss, norm = report.loss, report.grad_norm
         if 0.0 < loss <= self._calm_loss and 0.0 < norm <= self._calm_norm:
-            self._waiting.append((loss, norm))
-            if len(self._waiting) == STRIDE:
+            self._waiting_losses.append(loss)
+            self._waiting_norms.append(norm)
+            if len(self._waiting_losses) == STRIDE:
                 self._enter_waiting()
+                self._calm_loss, self._calm_norm = self.loss.calm(), self.norm.calm()
             return None
         self._enter_waiting()
         spikes = {"loss": self.loss.judge(loss), "grad_norm": self.norm.judge(norm)}
@@ -127,11 +129,13 @@ class SpikeGuard:
         return self._answer(report, spikes)
 
     def _enter_waiting(self) -> None:
-        for loss, norm in self._waiting:
-            self.loss.judge(loss)
-            self.norm.judge(norm)
-        self._waiting.clear()
-        self._calm_loss, self._calm_norm = self.loss.calm(), self.norm.calm()
+        """The bounds of what is calm no longer hold then."""
+        if self._waiting_losses:
+            self.loss.take_calm(self._waiting_losses)
+            self.norm.take_calm(self._waiting_norms)
+            self._waiting_losses.clear()
+            self._waiting_norms.clear()
+        self._calm_loss = self._calm_norm = 0.0
 
     def is_left_out(self, window: int) -> bool:
         """Whether a window lies where the run was rolled back."""
@@ -209,7 +213,8 @@ class SpikeGuard:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._waiting.clear()
+        self._waiting_losses.clear()
+        self._waiting_norms.clear()
         self._calm_loss = self._calm_norm = 0.0
         self.loss.load_state_dict(state["loss"])
         self.norm.load_state_dict(state["grad_norm"])
