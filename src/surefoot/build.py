@@ -5,7 +5,7 @@ Everything is built before a folder is made, so that a recipe that cannot run le
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from surefoot.observe.run_folder import CHECKPOINTS_NAME, RunFolder, find_run
 from surefoot.optim.ledger import ParameterLedger
 from surefoot.promising import check_contract
 from surefoot.readiness import check_trainable
-from surefoot.recording import config_of, needed_bytes, train_in_folder
+from surefoot.recording import config_of, has_begun, needed_bytes, train_in_folder
 from surefoot.resuming import Resumption, accept_differences
 from surefoot.running import RunResult
 from surefoot.state.checkpoint import newest_whole
@@ -49,6 +49,7 @@ def run_recipe(
     accept_changes: Sequence[str] = (),
     dry_run: bool = False,
     console: Console | None = None,
+    on_end: Callable[[Path], None] = lambda folder: None,
 ) -> RunResult:
     """Trains a recipe in a folder of its own, or goes on with a run.
 
@@ -59,11 +60,14 @@ def run_recipe(
         accept_changes: fields that may differ from the resumed run; `data` accepts changed data.
         dry_run: build everything, run one update and one evaluation, leave no trace.
         console: where the last words are printed; None prints nothing.
+        on_end: is told the folder of the run once that is given back, however the run ended; on
+            one rank only.
 
     Raises:
         SurefootError: the run cannot start, or failed; its folder says how.
     """
     recipe = resolved.recipe
+    told: Resumption | None = None
     if resume is None:
         prepared, assembly = build_run(recipe)
         refuse_different_runs(resolved, prepared, assembly)
@@ -76,7 +80,6 @@ def run_recipe(
             assembly.place.ranks,
             lambda: RunFolder.create(run_root, recipe.name, needed_bytes=needed),
         )
-        result = train_in_folder(folder, recipe.name, resolved, prepared, assembly)
     else:
         before = load_recipe(config_of(resume))
         changes = accept_differences(before, resolved, accept_changes)
@@ -87,11 +90,15 @@ def run_recipe(
         run = resume
         folder = take_folder(assembly.place.ranks, lambda: RunFolder.open(run, needed_bytes=needed))
         told = Resumption(before.recipe.settings, tuple(changes), tuple(accept_changes))
+    try:
         result = train_in_folder(folder, recipe.name, resolved, prepared, assembly, told)
-    if result.status == "finished" and result.folder is not None and assembly.place.speaks:
-        for line in finish_with_samples(result, prepared, result.folder / "artifacts"):
-            if console is not None:
-                console.print(line, markup=False, highlight=False)
+        if result.status == "finished" and assembly.place.speaks:
+            for line in finish_with_samples(result, prepared, folder.path / "artifacts"):
+                if console is not None:
+                    console.print(line, markup=False, highlight=False)
+    finally:
+        if assembly.place.speaks and has_begun(folder):
+            on_end(folder.path)
     return result
 
 

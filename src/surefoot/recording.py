@@ -49,6 +49,14 @@ def config_of(run: str | Path) -> Path:
     return find_begun_run(run) / CONFIG_NAME
 
 
+def has_begun(folder: RunFolder | SharedFolder) -> bool:
+    """Whether this attempt has begun: one that was refused has left the folder as it was."""
+    if not folder.events_path.is_file():
+        return False
+    attempts = (event.data.get("attempt") for event in read_events(folder.events_path))
+    return folder.lease.attempt in attempts
+
+
 def train_in_folder(
     folder: RunFolder | SharedFolder,
     name: str,

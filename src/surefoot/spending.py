@@ -83,7 +83,9 @@ class Spending:
         self._ends_at = self._end()
 
     def told(self) -> dict[str, object]:
-        """What the event that begins this attempt says of it."""
+        """What the event that begins this attempt says of it; its time counts from here."""
+        self._began = self._clock()
+        self._ends_at = self._end()
         last_seen = {LAST_SEEN_KEY: self._last_seen} if self._last_seen else {}
         return {DEVICES_KEY: self.devices, **last_seen}
 
@@ -96,7 +98,8 @@ class Spending:
         used = list(self.budget.spent(self._wall_before + wall, self._used(wall)))
         gone = max(used, key=lambda spent: spent.used / spent.limit)
         reason = f"the budget is spent: {gone}"
-        self._tell(EventKind.BUDGET, reason, {spent.name: spent.used for spent in used})
+        told = {spent.name: spent.used for spent in used}
+        self._tell(EventKind.BUDGET, reason, {"limit": gone.name, **told})
         self.asked.ask(reason)
 
     def watching(self, items: Iterator[Item]) -> Iterator[Item]:

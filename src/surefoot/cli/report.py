@@ -32,10 +32,11 @@ def write_page(
     debug: DebugOption = False,
 ) -> None:
     """Write one self-contained HTML page: verdict, curves, slices, time, memory, record."""
-    from surefoot.report.run_page import write_report
+    from surefoot.observe.run_data import read_run
+    from surefoot.report.run_page import write_page
 
     session: Session = context.obj
-    path = write_report(run, baseline=baseline, out=out)
+    path = write_page(read_run(run), baseline=baseline, out=out)
     size = path.stat().st_size
     session.answer({"report": path, "bytes": size})
     session.say(f"{path}  ({format_bytes(size)}, opens without a network)")

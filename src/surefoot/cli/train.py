@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from surefoot.cli.ending import Ending, show_verdict
 from surefoot.cli.session import DebugOption, JsonOption, Session, SetOption
-from surefoot.core.errors import EXIT_DONE, EXIT_STOPPED, RankError, RequestError
+from surefoot.core.errors import EXIT_DONE, RankError, RequestError
 from surefoot.observe.text import format_number
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def train(
             recipe = _recipe_of(resume)
         resolved = load_recipe(recipe or DEFAULT_RECIPE, overrides or [])
         session.advise(notes(resolved))
+        ending = Ending(session)
         result = run_recipe(
             resolved,
             run_root=runs,
@@ -93,9 +95,13 @@ def train(
             accept_changes=tuple(accept_change or ()),
             dry_run=dry_run,
             console=session.console,
+            on_end=ending,
         )
+    if session.quiet and resolved.recipe.contract.kind != "off":
+        # Rank 0 alone judges: whether a stop is one to resume or a broken promise, it says.
+        return EXIT_DONE
     made_in = runs if resume is None else resume.parent
-    return _tell(session, result, recipe, overrides or [], made_in)
+    return _tell(session, result, recipe, overrides or [], made_in, ending)
 
 
 def _replay(session: Session, event: Path) -> int:
@@ -233,11 +239,17 @@ def _check_request(
 
 
 def _tell(
-    session: Session, result: RunResult, recipe: str | None, overrides: list[str], runs: Path
+    session: Session,
+    result: RunResult,
+    recipe: str | None,
+    overrides: list[str],
+    runs: Path,
+    ending: Ending,
 ) -> int:
     """Prints the end of a run and what to do next; returns the exit code."""
     stopped = result.status == "stopped"
-    code = EXIT_STOPPED if stopped else EXIT_DONE
+    code = ending.code(result.status)
+    verdict = ending.verdict
     session.answer(
         {
             "exit_code": code,
@@ -246,20 +258,28 @@ def _tell(
             "folder": result.folder,
             "step": result.step,
             "metrics": result.metrics,
+            "verdict": None if verdict is None else verdict.as_json(),
+            "report": ending.report,
         }
     )
     session.say(f"\n{result.status} at step {result.step}: {result.reason}", style="bold")
     for name, value in result.metrics.items():
         session.say(f"  {name}  {format_number(value)}")
+    if verdict is not None:
+        show_verdict(session, verdict)
     if result.folder is None:
         sets = [word for override in overrides for word in ("--set", override)]
         command = shlex.join(["surefoot", "train", *([recipe] if recipe else []), *sets])
         session.next((command, "the same, for real"))
     elif stopped:
-        session.next((f"surefoot train --resume {result.folder}", "goes on where it stopped"))
+        session.next(
+            (f"surefoot train --resume {result.folder}", "goes on where it stopped"),
+            (f"{ending.report}", "the whole run on one page"),
+        )
     else:
         list_command = "surefoot runs" + ("" if runs == DEFAULT_RUNS else f" {runs}")
         session.next(
+            (f"{ending.report}", "the whole run on one page"),
             (f"surefoot checkpoint inspect {result.folder}", "what it saved"),
             (list_command, "all runs, side by side"),
             (f'surefoot.load("{result.folder}").model', "the trained model, in Python"),

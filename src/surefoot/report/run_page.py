@@ -20,8 +20,8 @@ from surefoot.report.page import curves_body, page
 from surefoot.report.series import page_data
 
 
-def write_report(
-    path: str | Path, *, baseline: str | Path | None = None, out: Path | None = None
+def write_page(
+    run: RunData, *, baseline: str | Path | None = None, out: Path | None = None
 ) -> Path:
     """Writes the page of a run into its folder, or to `out`; returns where it stands.
 
@@ -30,9 +30,8 @@ def write_report(
             contract names, where that can be read.
 
     Raises:
-        RunFolderError: a folder that was named is none of a run.
+        RunFolderError: the baseline is no run folder.
     """
-    run = read_run(path)
     target = run.path / REPORT_NAME if out is None else out
     other = read_run(baseline) if baseline is not None else _contracted_baseline(run)
     atomic_write(target, page_of(run, other))

@@ -1,0 +1,93 @@
+"""What each kind of result must show besides its numbers. It looks only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from surefoot.judge.repeats import repeats_beside
+from surefoot.judge.verdict import Clause, Standing
+from surefoot.observe.run_data import RunData
+
+NUM_SEEDS = 3
+"""Seeds that a benchmark is shown with: with two, nobody can tell a spread."""
+
+
+def _evaluation(run: RunData) -> tuple[bool, str, str]:
+    name = run.deciding_name()
+    history = [] if name is None else run.history(name)
+    return bool(history), f"{len(history)} evaluations of {name or 'nothing'}", "evaluate it once"
+
+
+def _data(run: RunData) -> tuple[bool, str, str]:
+    prints = _within(run.record, "data", "fingerprints")
+    found = ", ".join(f"{name} {value}" for name, value in prints.items())
+    return bool(prints), found or "no fingerprint is recorded", "the record was lost; run it again"
+
+
+def _code(run: RunData) -> tuple[bool, str, str]:
+    git = _within(run.record, "git")
+    commit = git.get("commit")
+    if not commit:
+        return False, "no commit is known", "run it inside a repository"
+    if git.get("dirty"):
+        return False, f"{commit} with uncommitted changes", "commit them and run it again"
+    return True, str(commit), ""
+
+
+def _environment(run: RunData) -> tuple[bool, str, str]:
+    packages = _within(run.record, "packages")
+    return bool(packages), f"{len(packages)} packages recorded", "run it again"
+
+
+def _repeats(run: RunData) -> tuple[bool, str, str]:
+    seeds = repeats_beside(run)
+    said = f"{len(seeds)} finished runs that differ in the seed alone: {sorted(seeds)}"
+    missing = NUM_SEEDS - len(seeds)
+    return missing <= 0, said, f"train {missing} more with other values of seed"
+
+
+def _base_weights(run: RunData) -> tuple[bool, str, str]:
+    weights = _within(run.config, "model").get("initial_weights", "none")
+    return weights != "none", f"model.initial_weights {weights}", "name the weights"
+
+
+Look = Callable[[RunData], tuple[bool, str, str]]
+"""Whether it is there, what was found, and what to do where it is not."""
+
+EVIDENCE: Mapping[str, tuple[str, Look]] = {
+    "evaluation": ("the deciding metric is evaluated", _evaluation),
+    "data": ("every data set has a fingerprint", _data),
+    "code": ("the code is a commit, and nothing but", _code),
+    "environment": ("the packages are recorded", _environment),
+    "repeats": (f"at least {NUM_SEEDS} seeds", _repeats),
+    "base weights": ("the weights that were adapted are named", _base_weights),
+}
+
+DEMANDED: Mapping[str, tuple[str, ...]] = {
+    "research": ("evaluation",),
+    "adapter": ("evaluation", "data", "base weights"),
+    "benchmark": ("evaluation", "data", "code", "environment", "repeats"),
+    "production_candidate": ("evaluation", "data", "code", "environment"),
+}
+"""Evidence by kind of result."""
+
+
+def evidence_of(run: RunData, kind: str) -> Iterator[Clause]:
+    """A clause for each piece of evidence that the kind of result demands.
+
+    Raises:
+        KeyError: there is no such kind.
+    """
+    for name in DEMANDED[kind]:
+        promised, look = EVIDENCE[name]
+        is_there, found, remedy = look(run)
+        standing = Standing.HELD if is_there else Standing.NOT_SHOWN
+        yield Clause(f"evidence.{name}", standing, promised, found, "" if is_there else remedy)
+
+
+def _within(values: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+    for name in names:
+        inner = values.get(name)
+        values = inner if isinstance(inner, Mapping) else {}
+    return values
