@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from surefoot.config.sections import Settings
 from surefoot.config.sections.contract import ContractOnSection
-from surefoot.config.yaml_text import read_yaml
-from surefoot.core.errors import ConfigError, RequestError
+from surefoot.core.errors import RequestError
 from surefoot.engine.decisions import WatchedMetric
 from surefoot.observe.run_data import read_run
 from surefoot.tasks.task import Task
@@ -112,11 +110,3 @@ def promise(settings: Settings, task: Task, before: Mapping[str, Any]) -> dict[s
     plain |= {"metric": deciding_fields(deciding_metric(settings, task)), "baseline": baseline}
     del plain["direction"]
     return {**plain, **{key: value for key, value in promised.items() if key != "resume"}}
-
-
-def read_contract(path: Path) -> dict[str, Any]:
-    """A contract that was written down; empty where it is missing or damaged."""
-    try:
-        return read_yaml(path.read_text("utf-8"), path.name)[0]
-    except (OSError, UnicodeDecodeError, ConfigError):
-        return {}

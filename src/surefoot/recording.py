@@ -26,11 +26,12 @@ from surefoot.numerics.modes import mode_sensitive_modules
 from surefoot.observe.console import ConsoleView
 from surefoot.observe.events import read_events
 from surefoot.observe.record import RunRecord, collect_record, write_record
+from surefoot.observe.run_data import read_contract
 from surefoot.observe.run_folder import CONFIG_NAME, RunFolder, find_begun_run, naming_folder
 from surefoot.observe.sinks import TensorBoardSink
 from surefoot.observe.view import RunFacts, Unit
 from surefoot.observe.watch import flight_recorder_files, set_where_free
-from surefoot.promising import deciding_fields, deciding_metric, promise, read_contract
+from surefoot.promising import deciding_fields, deciding_metric, promise
 from surefoot.resuming import Resumption, refuse_crash_loop, resume_tier
 from surefoot.running import FolderRun, RunResult
 from surefoot.state.manifest import Manifest

@@ -57,7 +57,7 @@ def test_the_table_and_what_to_do_next(tmp_path: Path, capsys: Capture) -> None:
     assert command.run(["runs", str(tmp_path)]) == EXIT_DONE
     out = capsys.readouterr().out
     header, first_row, second_row = out.splitlines()[:3]
-    assert header.split() == ["run", "status", "step", "loss", "best", "took", "last"]
+    assert header.split() == ["run", "status", "step", "loss", "best", "verdict", "took", "last"]
     for part in ("_first", "finished", " 2 ", "loss 1 at 2", "[finished]"):
         assert part in first_row
     for part in ("_second", "killed", "nan", "[start]"):

@@ -19,6 +19,7 @@ from surefoot.cli import (
     check,
     checkpoint,
     checkpoint_exchange,
+    compare,
     doctor,
     failure,
     report,
@@ -56,6 +57,7 @@ app.command("audit", context_settings=audit.CONTEXT)(audit.audit)
 app.add_typer(show.app, name="show")
 app.command("doctor")(doctor.doctor)
 app.command("report")(report.write_page)
+app.command("compare")(compare.compare)
 app.command("runs")(runs.list_runs)
 checkpoint.app.command("export")(checkpoint_exchange.export)
 checkpoint.app.command("import")(checkpoint_exchange.import_)

@@ -243,6 +243,11 @@ def read_run(path: str | Path) -> RunData:
     )
 
 
+def read_contract(path: Path) -> dict[str, Any]:
+    """A contract that was written down; empty where it is missing or damaged."""
+    return _read_config(path, [])[0]
+
+
 def _read_config(path: Path, problems: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """The values, and the comment behind each: that is where its origin stands."""
     try:

@@ -1,0 +1,240 @@
+"""Compares runs, metric by metric, with the spread over seeds; it claims only what was shown.
+
+Runs that differ in nothing but the seed repeat one experiment. Two experiments are told apart by
+the 95 % interval of the difference of their means after Welch, from three finished seeds each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from string import ascii_uppercase
+
+from surefoot.judge.contract import verdict_on
+from surefoot.judge.differences import DifferingFact, differing_facts
+from surefoot.judge.repeats import is_repeat
+from surefoot.judge.statistics import MeanDifference, Spread, spread_of, welch
+from surefoot.judge.verdict import Verdict
+from surefoot.observe.run_data import RunData
+from surefoot.observe.runs import RunStatus
+
+ENOUGH = 3
+"""Seeds on each side before a difference is claimed."""
+SMALLER_IS_BETTER = frozenset({"loss", "bits_per_byte", "perplexity", "mse", "mae", "rmse"})
+LARGER_IS_BETTER = frozenset({"accuracy", "f1", "recall", "precision", "average_precision"})
+
+
+class Outcome(StrEnum):
+    """What was shown of one metric."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    DIFFERENT = "different"
+    """Shown to differ, and nobody has said which way is better."""
+    NO_DIFFERENCE = "no difference shown"
+    NOT_SHOWN = "not enough evidence"
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """Runs that repeat each other."""
+
+    label: str
+    """The letters of its runs."""
+    members: tuple[int, ...]
+    """Their places among the runs that are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricResult:
+    """One metric of one experiment against the first one."""
+
+    metric: str
+    """SET/METRIC."""
+    experiment: str
+    direction: str
+    """`min`, `max`, or empty where it is not known."""
+    before: Spread | None
+    after: Spread | None
+    difference: MeanDifference | None
+    outcome: Outcome
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Everything that was found."""
+
+    labels: tuple[str, ...]
+    experiments: tuple[Experiment, ...]
+    facts: tuple[DifferingFact, ...]
+    values: Mapping[str, tuple[tuple[int, float] | None, ...]]
+    """Of each metric, step and value of every run."""
+    results: tuple[MetricResult, ...]
+    verdicts: tuple[Verdict | None, ...]
+    """Of each run, on its own contract."""
+    deciding: str | None
+    claim: str
+
+    @property
+    def stops_a_pipeline(self) -> bool:
+        """Whether a run but the first broke its contract, or something was shown to be worse."""
+        broken = any(v is not None and v.standing.value == "broken" for v in self.verdicts[1:])
+        return broken or any(result.outcome is Outcome.WORSE for result in self.results)
+
+
+def compare_runs(runs: Sequence[RunData]) -> Comparison:
+    """Compares every run with the first."""
+    labels = tuple(_letters(index) for index in range(len(runs)))
+    experiments = _experiments(runs, labels)
+    values = _values(runs)
+    deciding = runs[0].deciding_name()
+    results = tuple(_results(runs, experiments, values))
+    return Comparison(
+        labels=labels,
+        experiments=experiments,
+        facts=differing_facts(runs),
+        values=values,
+        results=results,
+        verdicts=tuple(verdict_on(run) for run in runs),
+        deciding=deciding,
+        claim=_claim(experiments, results, deciding),
+    )
+
+
+def _letters(index: int) -> str:
+    size = len(ascii_uppercase)
+    return ascii_uppercase[index % size] + (str(index // size) if index >= size else "")
+
+
+def _experiments(runs: Sequence[RunData], labels: Sequence[str]) -> tuple[Experiment, ...]:
+    groups: list[list[int]] = []
+    for index, run in enumerate(runs):
+        for group in groups:
+            first = runs[group[0]]
+            same_data = _fingerprints(first) == _fingerprints(run)
+            if same_data and is_repeat(first.config, run.config):
+                group.append(index)
+                break
+        else:
+            groups.append([index])
+    return tuple(Experiment(", ".join(labels[i] for i in group), tuple(group)) for group in groups)
+
+
+def _fingerprints(run: RunData) -> object:
+    data = run.record.get("data")
+    return data.get("fingerprints") if isinstance(data, Mapping) else None
+
+
+def _values(runs: Sequence[RunData]) -> dict[str, tuple[tuple[int, float] | None, ...]]:
+    judged = [run.judged(str(run.contract.get("judged", "last"))) for run in runs]
+    names = dict.fromkeys(name for of_run in judged for name in of_run)
+    return {name: tuple(of_run.get(name) for of_run in judged) for name in names}
+
+
+def _results(
+    runs: Sequence[RunData],
+    experiments: Sequence[Experiment],
+    values: Mapping[str, Sequence[tuple[int, float] | None]],
+) -> Iterator[MetricResult]:
+    first = experiments[0]
+    for name, of_runs in values.items():
+        direction = _direction(name, runs[0])
+        if len(experiments) == 1:
+            yield _repeats_only(runs, first, name, direction, of_runs)
+        for other in experiments[1:]:
+            before = _usable(runs, first, of_runs)
+            after = _usable(runs, other, of_runs)
+            yield _result(name, direction, before, after, first.label, other.label)
+
+
+def _direction(name: str, run: RunData) -> str:
+    metric = name.partition("/")[2]
+    _, deciding, direction = run.deciding
+    if metric == deciding:
+        return direction
+    if metric in SMALLER_IS_BETTER:
+        return "min"
+    return "max" if metric in LARGER_IS_BETTER else ""
+
+
+def _usable(
+    runs: Sequence[RunData], group: Experiment, of_runs: Sequence[tuple[int, float] | None]
+) -> list[float]:
+    """Values of the finished runs of an experiment, one for each seed."""
+    by_seed: dict[object, float] = {}
+    for index in group.members:
+        pair, run = of_runs[index], runs[index]
+        if pair is not None and run.summary.status is RunStatus.FINISHED:
+            by_seed.setdefault(run.config.get("seed"), pair[1])
+    return list(by_seed.values())
+
+
+def _repeats_only(
+    runs: Sequence[RunData],
+    group: Experiment,
+    name: str,
+    direction: str,
+    of_runs: Sequence[tuple[int, float] | None],
+) -> MetricResult:
+    values = _usable(runs, group, of_runs)
+    spread = spread_of(values) if values else None
+    if len(values) < 2:
+        reason = f"{len(values)} finished run with another seed"
+        outcome = Outcome.NOT_SHOWN
+    else:
+        reason = f"{len(values)} seeds of one experiment: the difference is their spread"
+        outcome = Outcome.NO_DIFFERENCE
+    return MetricResult(name, group.label, direction, spread, spread, None, outcome, reason)
+
+
+def _result(
+    name: str,
+    direction: str,
+    before: Sequence[float],
+    after: Sequence[float],
+    first: str,
+    other: str,
+) -> MetricResult:
+    def made(outcome: Outcome, reason: str, found: MeanDifference | None = None) -> MetricResult:
+        return MetricResult(
+            name,
+            other,
+            direction,
+            spread_of(before) if before else None,
+            spread_of(after) if after else None,
+            found,
+            outcome,
+            reason,
+        )
+
+    if not all(map(math.isfinite, (*before, *after))):
+        return made(Outcome.NOT_SHOWN, "a value is not finite")
+    if min(len(before), len(after)) < ENOUGH:
+        counts = f"{len(before)} and {len(after)} finished seeds"
+        return made(Outcome.NOT_SHOWN, f"{counts}; {ENOUGH} on each side tell a spread")
+    found = welch(before, after)
+    interval = f"95 % interval of the difference [{found.low:.4g}, {found.high:.4g}] (Welch)"
+    if not found.excludes_zero:
+        return made(Outcome.NO_DIFFERENCE, f"{interval} holds 0", found)
+    if not direction:
+        return made(Outcome.DIFFERENT, interval, found)
+    is_better = (found.difference < 0) == (direction == "min")
+    return made(Outcome.BETTER if is_better else Outcome.WORSE, interval, found)
+
+
+def _claim(
+    experiments: Sequence[Experiment], results: Sequence[MetricResult], deciding: str | None
+) -> str:
+    found = [result for result in results if result.metric == deciding] or list(results[:1])
+    if not found:
+        return "not enough evidence: nothing was evaluated"
+    if len(experiments) == 1:
+        return f"{found[0].outcome.value}: {found[0].reason}"
+    said = []
+    for result in found:
+        of = f"{result.experiment} against {experiments[0].label}"
+        said.append(f"{of}, {result.metric}: {result.outcome.value} ({result.reason})")
+    return "; ".join(said)
