@@ -275,24 +275,31 @@ def test_a_refusal_to_delete_is_raised_on_all(
     assert len(set(on_two(life))) == 1
 
 
-def test_damage_that_one_rank_sees_makes_all_fall_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "answer, what",
+    [({"error": "state.json is missing"}, "is missing"), ({"attempt": "x"}, "different")],
+    ids=["damaged there", "another one there"],
+)
+def test_what_another_rank_sees_makes_all_fall_back(
+    tmp_path: Path, answer: dict[str, Any], what: str
+) -> None:
     for step in (1, 2):
         commit(tmp_path, draft(step))
 
-    class Others:
-        """Another rank, that cannot read the newest one."""
+    class TwoRanks:
+        """This rank, and another that answers otherwise where the newest is verified."""
 
         rank, size = 0, 2
 
-        def gather(self, what: str, value: Any) -> list[Any]:
-            return [value, "state.json cannot be read" if "00000002" in what else value]
+        def gather(self, place: str, value: Any) -> list[Any]:
+            return [value, answer if "00000002" in place else value]
 
-        def channel(self, name: str) -> Others:
+        def channel(self, name: str) -> TwoRanks:
             return self
 
-    path, manifest, _, refused = newest_whole(tmp_path, Others())
+    path, manifest, _, refused = newest_whole(tmp_path, TwoRanks())
     assert manifest.step == 1 and path.name == "step-00000001"
-    assert len(refused) == 1 and "cannot be read" in str(refused[0])
+    assert len(refused) == 1 and what in str(refused[0])
 
 
 def on_two(life: Callable[[int, Ranks], Any]) -> list[Any]:

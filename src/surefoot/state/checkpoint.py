@@ -111,12 +111,17 @@ def newest_whole(
     for name in names[0]:
         folder = checkpoints / name
         error: CheckpointError | None = None
+        seen: dict[str, Any] = {}
         try:
             read = read_checkpoint(folder)
+            seen["attempt"] = read[0].about.get("attempt")
         except CheckpointError as own:
             error = own
-        said = ranks.gather(f"verify {name}", None if error is None else str(error))
-        first = next((text for text in said if text is not None), None)
+            seen["error"] = str(own)
+        said: list[dict[str, Any]] = ranks.gather(f"verify {name}", seen)
+        first = next((answer["error"] for answer in said if "error" in answer), None)
+        if first is None and any(answer != said[0] for answer in said):
+            first = "the ranks see different checkpoints of this name: is the folder shared by all?"
         if first is None:
             return folder, *read, refused
         refused.append(error or CheckpointError(first, where=f"{folder}, on another rank"))
