@@ -10,6 +10,7 @@ from typing import Any
 
 from surefoot.judge.verdict import Standing, Verdict
 from surefoot.observe.events import EventKind
+from surefoot.observe.ledger import TIME_LEDGER_NAME
 from surefoot.observe.run_data import RunData
 from surefoot.report.markup import PageSection, chip, details, duration, escape, size, table, tag
 from surefoot.report.markup import number as shown
@@ -117,7 +118,7 @@ def time_section(run: RunData) -> PageSection:
 
 def host_time(run: RunData) -> list[tuple[str, float]]:
     """Phases of the host, by the run's own ledger, or from its rows where it kept none."""
-    ledger = _last_ledger(run, "host")
+    ledger = _ledger(run, "host_seconds")
     if ledger:
         return sorted(
             ((name, seconds) for name, seconds in ledger.items() if name != "wall"),
@@ -139,29 +140,31 @@ def host_time(run: RunData) -> list[tuple[str, float]]:
     ]
 
 
-def _last_ledger(run: RunData, name: str) -> dict[str, float]:
-    """Seconds by phase, summed over the attempts, from the events that carry a ledger."""
+def _ledger(run: RunData, kind: str) -> dict[str, float]:
+    """Amounts by phase of `time-ledger.json`, summed over the attempts; empty where it is not."""
     total: dict[str, float] = {}
-    for event in run.events:
-        ledgers = event.data.get("time")
-        ledger = ledgers.get(name) if isinstance(ledgers, Mapping) else None
-        if isinstance(ledger, Mapping):
-            for phase, seconds in ledger.items():
-                if isinstance(seconds, int | float):
-                    total[str(phase)] = total.get(str(phase), 0.0) + float(seconds)
+    for path in run.artifacts(TIME_LEDGER_NAME):
+        try:
+            stretches = json.loads(path.read_text("utf-8"))["stretches"]
+            for stretch in stretches:
+                for phase, amount in (stretch.get(kind) or {}).items():
+                    total[str(phase)] = total.get(str(phase), 0.0) + float(amount)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
     return total
 
 
 def _device_time(run: RunData) -> Iterator[str]:
-    ledger = _last_ledger(run, "device")
-    whole = sum(seconds for name, seconds in ledger.items() if name != "wall")
+    ledger = _ledger(run, "device_milliseconds")
+    whole = sum(amount for name, amount in ledger.items() if name != "wall")
     if whole:
         rows = [
-            (name, duration(seconds), f"{100 * seconds / whole:.1f} %")
-            for name, seconds in ledger.items()
+            (name, duration(amount / 1e3), f"{100 * amount / whole:.1f} %")
+            for name, amount in ledger.items()
             if name != "wall"
         ]
-        yield table(("what the device did", "time", "share"), rows, numbers=(1, 2), stack=False)
+        head = ("what the device did in sampled updates", "time", "share")
+        yield table(head, rows, numbers=(1, 2), stack=False)
 
 
 def _gaps(run: RunData) -> str:

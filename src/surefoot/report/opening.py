@@ -119,7 +119,7 @@ def clauses(verdict: Verdict) -> str:
             )
         standing = chip(clause.standing.value, LEVEL_OF_STANDING[clause.standing])
         rows.append((clause.name, standing, clause.promised, found))
-    return table(("clause", "", "promised", "found"), rows)
+    return table(("clause", "", "promised", "found"), rows, kinds="name")
 
 
 def _outcome(run: RunData) -> str:

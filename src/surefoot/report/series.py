@@ -80,7 +80,7 @@ def page_data(
             {"label": label, "marks": [_placed(mark, run) for mark in of_run]}
             for label, run, of_run in zip(labels, runs, marks, strict=True)
         ],
-        "axes": [axis for axis in AXES if any(grid.get(axis) for grid in grids)],
+        "axes": [axis for axis in AXES if any(any(grid.get(axis, ())) for grid in grids)],
         "grids": grids,
         "charts": list(charts.values()),
     }

@@ -32,11 +32,11 @@
   }
 
   // -- numbers as people read them
-  function bytes(value) {
+  function bytes(value, digits) {
     const units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let unit = 0;
     while (Math.abs(value) >= 1024 && unit < 4) { value /= 1024; unit++; }
-    return `${trim(value.toPrecision(3))} ${units[unit]}`;
+    return `${trim(value.toPrecision(digits || 3))} ${units[unit]}`;
   }
   function trim(text) {
     return text.includes(".") && !text.includes("e") ? text.replace(/\.?0+$/, "") : text;
@@ -61,14 +61,22 @@
   function position(value, axis) {
     return axis === "time" ? clock(value) : number(value);
   }
-  function tick(value, chart) {
-    if (chart.id === "memory") return bytes(value);
-    const size = Math.abs(value);
-    if (size >= 1e9) return trim((value / 1e9).toPrecision(3)) + "G";
-    if (size >= 1e6) return trim((value / 1e6).toPrecision(3)) + "M";
-    if (size >= 1e4) return trim((value / 1e3).toPrecision(3)) + "k";
+  function ticked(values, chart) {
+    // As many digits as tell neighbours apart.
+    for (let digits = 3; digits < 8; digits++) {
+      const texts = values.map((v) => tick(v, chart, digits));
+      if (new Set(texts).size === texts.length) return texts;
+    }
+    return values.map((v) => tick(v, chart, 8));
+  }
+  function tick(value, chart, digits) {
+    const size = Math.abs(value), precise = digits || 4;
+    if (chart.id === "memory") return bytes(value, precise);
+    if (size >= 1e9) return trim((value / 1e9).toPrecision(precise)) + "G";
+    if (size >= 1e6) return trim((value / 1e6).toPrecision(precise)) + "M";
+    if (size >= 1e4) return trim((value / 1e3).toPrecision(precise)) + "k";
     if (size && size < 1e-3) return value.toExponential(Number.isInteger(Math.log10(size)) ? 0 : 1);
-    return trim(value.toPrecision(4));
+    return trim(value.toPrecision(Math.max(precise, 4)));
   }
 
   // -- scales
@@ -174,17 +182,18 @@
       high += pad;
     } else { low *= 0.97; high *= 1.03; }
     const ticks = log ? logSteps(low, high) : steps(low, high, height > 200 ? 5 : 4);
-    const longest = Math.max(...ticks.map((t) => tick(t, chart).length), 2);
+    const texts = ticked(ticks, chart);
+    const longest = Math.max(...texts.map((text) => text.length), 2);
     const box = { left: 12 + longest * 6.4, right: width - 8, top: 14, bottom: height - 22 };
     const f = log ? Math.log : (v) => v;
     const X = (x) => box.left + ((x - x0) / (x1 - x0)) * (box.right - box.left);
     const Y = (y) => box.bottom - ((f(y) - f(low)) / (f(high) - f(low))) * (box.bottom - box.top);
     Object.assign(entry, { X, Y, box, width, height });
-    for (const t of ticks) {
+    ticks.forEach((t, i) => {
       element("line", { class: "grid", x1: box.left, x2: box.right, y1: Y(t), y2: Y(t) }, svg);
-      element("text", { x: box.left - 6, y: Y(t) + 3.5, "text-anchor": "end" }, svg).textContent = tick(t, chart);
-    }
-    const count = Math.max(2, Math.floor((box.right - box.left) / 90));
+      element("text", { x: box.left - 6, y: Y(t) + 3.5, "text-anchor": "end" }, svg).textContent = texts[i];
+    });
+    const count = Math.max(3, Math.floor((box.right - box.left) / 80));
     const places = state.axis === "time" ? timeSteps(x0, x1, count) : steps(x0, x1, count).filter((t) => x1 - x0 < 2 || Number.isInteger(t));
     for (const t of places) {
       const text = state.axis === "time" ? clock(t) : tick(t, {});
@@ -233,7 +242,8 @@
     if (series.mean && !series.lo) {
       element("path", { d: path(xs, series.y, entry, from, to), "stroke-width": 1, opacity: 0.34 }, group);
     }
-    element("path", { d: path(xs, series.mean || series.y, entry, from, to), "stroke-width": 1.8 }, group);
+    const line = element("path", { d: path(xs, series.mean || series.y, entry, from, to), "stroke-width": 1.8 }, group);
+    if (data.runs.length > 1 && entry.chart.series.find((s) => s.run === series.run) !== series) line.setAttribute("stroke-dasharray", "6 4");
     if (series.dots || inside.length < 3) {
       const radius = inside.length > 60 ? 1.6 : 3;
       for (const i of inside) if (series.y[i] !== null) {
