@@ -20,10 +20,12 @@ from surefoot.config.sections import Settings
 from surefoot.core.reports import Observer
 from surefoot.core.schedules import Undecided
 from surefoot.data.sources.stream import StreamPlan
+from surefoot.data_sheet import write_data_sheet
 from surefoot.engine.interrupt import StopOnSignal
 from surefoot.materials import Prepared
 from surefoot.numerics.modes import mode_sensitive_modules
 from surefoot.observe.console import ConsoleView
+from surefoot.observe.evaluations import EvaluationFiles
 from surefoot.observe.events import read_events
 from surefoot.observe.record import RunRecord, collect_record, write_record
 from surefoot.observe.run_data import read_contract
@@ -31,6 +33,7 @@ from surefoot.observe.run_folder import CONFIG_NAME, RunFolder, find_begun_run, 
 from surefoot.observe.sinks import TensorBoardSink
 from surefoot.observe.view import RunFacts, Unit
 from surefoot.observe.watch import flight_recorder_files, set_where_free
+from surefoot.out_of_memory import memory_table
 from surefoot.promising import deciding_fields, deciding_metric, promise
 from surefoot.resuming import Resumption, refuse_crash_loop, resume_tier
 from surefoot.running import FolderRun, RunResult
@@ -91,6 +94,7 @@ def train_in_folder(
                     record = make_record(name, prepared, assembly, resumed)
                     write_record(folder, record)
                     prepared.save_artifacts(folder.artifacts_path)
+                    write_data_sheet(prepared, folder.artifacts_path)
                 if resumption is None:
                     run.begin()
             return run.train(stop)
@@ -178,7 +182,7 @@ def make_observers(
         device=str(assembly.trainable.device),
         precision=assembly.trainable.precision.name,
     )
-    observers: list[Observer] = []
+    observers: list[Observer] = [EvaluationFiles(folder.artifacts_path)]
     if settings.log.tensorboard:
         observers.append(TensorBoardSink(folder.path / "tensorboard"))
     if settings.log.console != "off":
@@ -247,6 +251,7 @@ def make_record(
                 else assembly.horizon_updates
             ),
             "deciding_metric": deciding_fields(deciding),
+            "memory": memory_table(assembly),
             "exactness": exactness(assembly),
             "resumed": resumed,
             "decay_disagreements": [row.name for row in trainable.ledger.disagreements],

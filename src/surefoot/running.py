@@ -44,6 +44,7 @@ from surefoot.observe.probes import ResourceProbe, UtilizationProbe
 from surefoot.observe.run_folder import RunFolder
 from surefoot.observe.watch import HangWatch, stacks_path
 from surefoot.optim.registry import optimizer_notes
+from surefoot.out_of_memory import record_shortage
 from surefoot.parallel.ranks import Ranks
 from surefoot.spending import Spending, budget_of
 from surefoot.state.checkpoint import list_checkpoints, newest_whole, step_of
@@ -399,6 +400,8 @@ class FolderRun:
         except SurefootError as second:
             error.add_note(f"and the save that was under way failed: {second}")
         try:
+            if text := record_shortage(error, self.assembly, self.folder.artifacts_path):
+                self.tell(EventKind.NOTE, text, {})
             self._write_time_ledger()
             self.observers.on_event(failure_event(error, step))
             self.metrics_log.sync()

@@ -241,11 +241,15 @@ def _data_sheets(run: RunData) -> Iterator[str]:
         except (OSError, ValueError, KeyError, TypeError):
             continue
         for name, sheet in sets.items():
-            yield f"<h3>{escape(name)}, {escape(shown(sheet.get('samples')))} samples</h3>"
+            count = sheet.get("samples")
+            said = "" if count is None else f", {shown(count)} samples"
+            yield f"<h3>{escape(name + said)}</h3>"
             yield from _sheet(sheet)
 
 
 def _sheet(sheet: Mapping[str, Any]) -> Iterator[str]:
+    if problem := sheet.get("problem"):
+        yield tag("p", f"It could not be read: {problem}").text
     if bins := sheet.get("lengths"):
         yield _histogram(bins, str(sheet.get("length_unit", "items")))
     pictures, texts = [], []

@@ -1,0 +1,44 @@
+"""The latest evaluation of each validation set as a file of its own, for whoever wants one number.
+
+It copies what the metrics log holds; nothing reads it back.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from surefoot.core.reports import EvalReport, Event, StepReport
+from surefoot.observe.atomic import atomic_write
+from surefoot.observe.metrics_log import strict
+
+
+class EvaluationFiles:
+    """Writes `evaluation-SET.json` into `folder` after each evaluation."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def on_step(self, report: StepReport) -> None:
+        """Updates are no evaluations."""
+
+    def on_eval(self, report: EvalReport) -> None:
+        name = re.sub(r"[^A-Za-z0-9._-]", "-", report.name)
+        fields = {
+            "set": report.name,
+            "step": report.step,
+            "weights": report.weights,
+            "samples": report.samples,
+            "metrics": report.metrics,
+            "seconds": report.seconds,
+            "time": report.time,
+        }
+        text = json.dumps(strict(fields), indent=1, allow_nan=False)
+        atomic_write(self._folder / f"evaluation-{name}.json", text + "\n")
+
+    def on_event(self, event: Event) -> None:
+        """Events are no evaluations."""
+
+    def close(self) -> None:
+        """Nothing is held."""
