@@ -100,16 +100,17 @@ def summarise_run(path: Path) -> RunSummary:
     problems: list[str] = []
     running = is_in_use(path)
     events = list(read_events(path / EVENTS_NAME)) if (path / EVENTS_NAME).is_file() else []
-    row: dict[str, object] | None = None
+    last: dict[str, float] = {}
     best = None
     metrics_path = path / METRICS_NAME
     if metrics_path.is_file():
         try:
-            row = last_step_row(metrics_path)
+            if row := last_step_row(metrics_path):
+                last = {name: number(row[name]) for name in ("step", "loss", "time")}
             best = best_metric(metrics_path, *_deciding_metric(path / RECORD_NAME))
         except (ValueError, KeyError, DataError) as error:
             problems.append(f"{METRICS_NAME} is damaged: {error}")
-    last_seen = number(row["time"]) if row else None
+    last_seen = last.get("time")
     if running:
         last_seen = datetime.now().timestamp()
     stretches = stretches_of(events, last_seen)
@@ -118,8 +119,8 @@ def summarise_run(path: Path) -> RunSummary:
         path=path,
         name=path.name,
         status=_status(events, running),
-        step=int(number(row["step"])) if row else None,
-        loss=number(row["loss"]) if row else None,
+        step=int(last["step"]) if last else None,
+        loss=last.get("loss"),
         best=best,
         started=datetime.fromtimestamp(stretches[0].began) if stretches else None,
         duration_seconds=sum(s.seconds for s in stretches) if stretches else None,

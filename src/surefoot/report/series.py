@@ -203,7 +203,7 @@ def _places_of(run: RunData) -> Any:
     at: dict[str, dict[int, float | None]] = {}
     for axis in ("tokens", "samples"):
         pairs = zip(steps, run.steps.column(axis), strict=True)
-        at[axis] = {int(step): _short(value) for step, value in pairs}
+        at[axis] = {int(step): _short(value) for step, value in pairs if math.isfinite(step)}
     return lambda step, axis: 0 if step == 0 else at[axis].get(step)
 
 
@@ -245,7 +245,7 @@ def _step_grid(run: RunData, rows: Sequence[range], clock: _Clock) -> dict[str, 
     for axis in ("step", "tokens", "samples"):
         column = run.steps.column(axis)
         if any(column):
-            grid[axis] = [int(column[bucket[-1]]) for bucket in rows]
+            grid[axis] = [_short(column[bucket[-1]]) for bucket in rows]
     times = run.steps.column("time")
     grid["time"] = [_short(clock(times[bucket[-1]])) for bucket in rows]
     return grid
