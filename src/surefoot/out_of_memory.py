@@ -12,17 +12,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from surefoot.assembly import Assembly
+from surefoot.engine.refusal import is_out_of_memory
 from surefoot.observe.atomic import atomic_write
 from surefoot.observe.probes import MemoryProbe
 from surefoot.observe.text import format_bytes
 
 OUT_OF_MEMORY_NAME = "out-of-memory.json"
 MOST_TENSORS = 12
-SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 MOMENTS = {"adam": 2, "adamw": 2, "sgd": 1}
 """Tensors of a parameter's size that an optimizer keeps, before its first step has made them."""
 
@@ -44,14 +43,6 @@ def memory_table(assembly: Assembly) -> dict[str, int]:
     if average := sum(map(_bytes, _tensors_in(trainable.average.state_dict()))):
         found["moving_average"] = average
     return found
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on any device."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    said = str(error).lower()
-    return isinstance(error, RuntimeError) and any(sign in said for sign in SIGNS)
 
 
 def explain(assembly: Assembly, peak_bytes: int) -> dict[str, Any]:
@@ -142,7 +133,7 @@ def _named_tensors(assembly: Assembly) -> Iterator[dict[str, Any]]:
     named: list[tuple[str, Tensor]] = [(f"weights {n}", p) for n, p in model.named_parameters()]
     named += [(f"gradient {n}", p.grad) for n, p in model.named_parameters() if p.grad is not None]
     named += [(f"optimizer {n}", t) for n, t in _tensors_with_paths(state)]
-    named += [("activation or batch", t) for t in gc.get_objects() if isinstance(t, Tensor)]
+    named += [("activation or batch", t) for t in gc.get_objects() if issubclass(type(t), Tensor)]
     for name, tensor in named:
         try:
             place = tensor.untyped_storage().data_ptr()

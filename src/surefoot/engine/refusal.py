@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Literal
 
+import torch
 from torch import nn
 
 from surefoot.core.errors import ModelError
@@ -18,6 +19,22 @@ from surefoot.data.batch import MicroBatch, describe
 OF_WRONG_INPUT = (RuntimeError, IndexError)
 """What torch raises on inputs that do not fit; subclasses, such as out of memory, do not count."""
 MOST_NAMED_SAMPLES = 8
+
+
+SIGNS_OF_SHORTAGE = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on any device."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    said = str(error).lower()
+    return isinstance(error, RuntimeError) and any(sign in said for sign in SIGNS_OF_SHORTAGE)
 
 
 class naming_batch:
@@ -41,7 +58,9 @@ class naming_batch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> Literal[False]:
-        if error is None or kind is None or not _is_of_wrong_input(kind, trace):
+        if error is None or kind is None or is_out_of_memory(error):
+            return False
+        if not _is_of_wrong_input(kind, trace):
             return False
         ids = self._micro_batch.ids
         more = ", …" if len(ids) > MOST_NAMED_SAMPLES else ""
