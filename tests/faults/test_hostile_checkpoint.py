@@ -16,6 +16,8 @@ import surefoot
 from faults.runs_for_faults import edit_json, fit
 from surefoot.core.errors import CheckpointError, RequestError, SurefootError
 from surefoot.materials import refuse_other_than_modules
+from surefoot.state import retention
+from surefoot.state.checkpoint import read_checkpoint
 from surefoot.state.manifest import digest, seal
 from surefoot.state.retention import Keep, Retention
 
@@ -195,10 +197,13 @@ def test_an_old_checkpoint_that_cannot_be_deleted_is_named(
         manifest = json.loads((folder / "manifest.json").read_text())
         (folder / "manifest.json").write_text(seal(manifest | {"step": step}))
 
-    def refuse(path: Path) -> None:
+    def refuse(old: Path, new: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "unlink", refuse)
-    with pytest.raises(CheckpointError, match="could not be deleted"):
+    # A deletion begins by taking the name of a checkpoint away.
+    monkeypatch.setattr(retention, "rename", refuse)
+    with pytest.raises(CheckpointError, match="could not be deleted") as caught:
         Retention(checkpoints, Keep(latest=1, best=0)).apply()
-    assert (checkpoints / "step-00000002").is_dir()
+    assert caught.value.where == str(checkpoints / "step-00000001")
+    for step in (1, 2):
+        assert read_checkpoint(checkpoints / f"step-{step:08d}")[0].step == step
