@@ -21,7 +21,6 @@ from surefoot.data_sheet import NUM_PICTURES, as_png, histogram, write_data_shee
 from surefoot.materials import Prepared
 from surefoot.tasks.classification import ClassificationTask
 
-
 MODEL = nn.Linear(1, 1)
 
 

@@ -22,7 +22,9 @@ from surefoot.observe.runs import RunStatus
 
 ENOUGH = 3
 """Seeds on each side before a difference is claimed."""
-SMALLER_IS_BETTER = frozenset({"loss", "bits_per_byte", "perplexity", "mse", "mae", "rmse"})
+SMALLER_IS_BETTER = frozenset(
+    {"loss", "cross_entropy", "bits_per_byte", "perplexity", "mse", "mae", "rmse"}
+)
 LARGER_IS_BETTER = frozenset({"accuracy", "f1", "recall", "precision", "average_precision"})
 
 

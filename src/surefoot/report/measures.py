@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from surefoot.judge.compare import LARGER_IS_BETTER, SMALLER_IS_BETTER
 from surefoot.judge.verdict import Standing, Verdict
 from surefoot.observe.events import EventKind
 from surefoot.observe.ledger import TIME_LEDGER_NAME
@@ -66,13 +67,13 @@ def _sign(metric: str, deciding: str, direction: str) -> int:
     """1 where smaller is better, -1 where larger is; 0 where nobody has said."""
     if metric == deciding.rpartition("/")[2]:
         return 1 if direction == "min" else -1
-    return (
-        1
-        if metric in ("loss", "bits_per_byte", "perplexity")
-        else -1
-        if metric == "accuracy"
-        else 0
-    )
+    if metric in SMALLER_IS_BETTER:
+        return 1
+    return -1 if metric in LARGER_IS_BETTER else 0
+
+
+def _colour(index: int) -> str:
+    return f"var(--c{index})" if index < COLOURS else "var(--line-strong)"
 
 
 def _baseline_values(run: RunData) -> Mapping[str, float]:
@@ -94,7 +95,7 @@ def time_section(run: RunData) -> PageSection:
     if not whole:
         return PageSection("time", "Time", '<p class="soft">No time has been recorded yet.</p>')
     bar = "".join(
-        f'<span style="width:{100 * seconds / whole:.2f}%;background:var(--c{i % COLOURS})" '
+        f'<span style="width:{100 * seconds / whole:.2f}%;background:{_colour(i)}" '
         f'title="{escape(name)}"></span>'
         for i, (name, seconds) in enumerate(parts)
     )
@@ -102,7 +103,7 @@ def time_section(run: RunData) -> PageSection:
         (
             tag(
                 "span",
-                tag("span", class_="swatch", style=f"background:var(--c{i % COLOURS})"),
+                tag("span", class_="swatch", style=f"background:{_colour(i)}"),
                 name,
             ),
             duration(seconds),
@@ -121,7 +122,7 @@ def host_time(run: RunData) -> list[tuple[str, float]]:
     ledger = _ledger(run, "host_seconds")
     if ledger:
         return sorted(
-            ((name, seconds) for name, seconds in ledger.items() if name != "wall"),
+            ((_phase(name, run), seconds) for name, seconds in ledger.items() if name != "wall"),
             key=lambda pair: -pair[1],
         )
     steps = run.steps
@@ -138,6 +139,12 @@ def host_time(run: RunData) -> list[tuple[str, float]]:
         ("checkpoints", saving),
         ("start, end and the rest", max(0.0, rest)),
     ]
+
+
+def _phase(name: str, run: RunData) -> str:
+    if name == "launch" and str(run.extra.get("device", "")).startswith("cpu"):
+        return "launch (on a CPU, the work itself)"
+    return name
 
 
 def _ledger(run: RunData, kind: str) -> dict[str, float]:

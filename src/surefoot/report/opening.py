@@ -291,10 +291,16 @@ def _reasoned(value: object) -> str:
     return f"{value.get('name', '')} ({value.get('reason', '')})"
 
 
+def _counted_kinds(modules: Sequence[object]) -> list[str]:
+    """`NAME: KIND, WHY` of each module, as `COUNT x KIND, WHY`."""
+    kinds = [str(module).partition(": ")[2] or str(module) for module in modules]
+    return [f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)]
+
+
 def _exactness(value: object) -> str:
     if not isinstance(value, Mapping):
         return ""
-    split = value.get("depends_on_the_split") or []
+    split = _counted_kinds(value.get("depends_on_the_split") or [])
     said = (
         "independent of the split into micro-batches and ranks"
         if not split
