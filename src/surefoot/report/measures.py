@@ -288,7 +288,8 @@ def _histogram(bins: Sequence[Mapping[str, Any]], unit: str) -> str:
         )
         label = f"{b['from']:,}" if b["from"] == b["to"] else f"{b['from']:,} – {b['to']:,}"
         rows.append((label, f"{b['count']:,}", bar))
-    return table((unit, "samples", ""), rows, numbers=(0, 1), stack=False)
+    shown_rows = table((unit, "count", ""), rows, numbers=(0, 1), stack=False)
+    return f'<div class="histogram">{shown_rows}</div>'
 
 
 def _written_samples(run: RunData) -> Iterator[str]:
