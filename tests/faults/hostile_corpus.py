@@ -283,9 +283,7 @@ def each_safetensors() -> Iterator[tuple[str, Build]]:
     for name, header in headers.items():
         build = functools.partial(raw_safetensors, header=header, data=b"\0" * 4)
         yield f"safetensors {name}", build
-    yield "safetensors long header", functools.partial(
-        raw_safetensors, header=b"{}", length=2**62
-    )
+    yield "safetensors long header", functools.partial(raw_safetensors, header=b"{}", length=2**62)
     yield "safetensors empty", functools.partial(raw_safetensors, header=b"", length=0)
 
 
@@ -387,14 +385,17 @@ def each_bomb() -> Iterator[tuple[str, Build]]:
         (path / ".metadata").write_bytes(b"\x80\x04\x8d" + (2**40).to_bytes(8, "little") + b"abc.")
         return path
 
-    yield "expanded", lambda folder: saved(
-        folder / "evil.pt", {"a": torch.zeros(1).expand(10**6, 10**6)}
+    yield (
+        "expanded",
+        lambda folder: saved(folder / "evil.pt", {"a": torch.zeros(1).expand(10**6, 10**6)}),
     )
-    yield "expanded in part", lambda folder: saved(
-        folder / "evil.pt", {**GOOD, "a": torch.zeros(4, 1).expand(4, 10**9)}
+    yield (
+        "expanded in part",
+        lambda folder: saved(folder / "evil.pt", {**GOOD, "a": torch.zeros(4, 1).expand(4, 10**9)}),
     )
-    yield "bytearray", lambda folder: saved(
-        folder / "evil.pt", {**GOOD, "a": Gadget(bytearray, 10**13)}
+    yield (
+        "bytearray",
+        lambda folder: saved(folder / "evil.pt", {**GOOD, "a": Gadget(bytearray, 10**13)}),
     )
     yield "zip bomb", lambda folder: rezipped(folder, zip_bomb)
     yield "inflated storage", inflated
@@ -407,12 +408,14 @@ def each_bomb() -> Iterator[tuple[str, Build]]:
     yield "memo bomb", memo_bomb
     yield "long text", long_text
     yield "sparse", lambda folder: saved(folder / "evil.pt", {"a": torch.ones(3).to_sparse()})
-    yield "meta", lambda folder: saved(
-        folder / "evil.pt", {"a": torch.empty(10**6, 10**6, device="meta")}
+    yield (
+        "meta",
+        lambda folder: saved(folder / "evil.pt", {"a": torch.empty(10**6, 10**6, device="meta")}),
     )
     yield "control name", lambda folder: saved(folder / "evil.pt", {"a\x00b": torch.ones(2)})
-    yield "two of one name", lambda folder: saved(
-        folder / "evil.pt", {"module.a": torch.ones(2), "a": torch.ones(2)}
+    yield (
+        "two of one name",
+        lambda folder: saved(folder / "evil.pt", {"module.a": torch.ones(2), "a": torch.ones(2)}),
     )
     yield "number as name", lambda folder: saved(folder / "evil.pt", {7: torch.ones(2)})
     for name, data in {

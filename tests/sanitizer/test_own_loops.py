@@ -21,7 +21,10 @@ RECIPES = {
     "gpt, bf16": ["stdlib-gpt", "data.sequence_length=32", "precision.dtype=bf16"],
     "cnn": ["digits-cnn"],
     "cnn, accumulated, averaged": [
-        "digits-cnn", *ACCUMULATED, "ema.kind=on", "schedule.warmup=0.1"
+        "digits-cnn",
+        *ACCUMULATED,
+        "ema.kind=on",
+        "schedule.warmup=0.1",
     ],
     "mlp": ["diabetes-mlp"],
     "mlp, workers": ["diabetes-mlp", "loader.workers=1", "guard.non_finite=skip"],
