@@ -19,6 +19,7 @@ from surefoot.assembly import Assembly
 from surefoot.cadences import make_cadence, make_horizon
 from surefoot.config.sections import Settings
 from surefoot.core.budget import Budget
+from surefoot.core.disk import free_bytes
 from surefoot.core.errors import SurefootError
 from surefoot.core.interruption import Cut, CutShort
 from surefoot.core.peaks import dense_peak
@@ -233,11 +234,11 @@ class FolderRun:
         self.watch.beat("a save")
         trainable, decisions = self.assembly.trainable, self.assembly.decisions
         step, cursor = trainable.state.progress.step, trainable.state.progress.cursor
-        offset, trouble = 0, None
+        offset, trouble, free = 0, None, None
         try:
             offset = self.metrics_log.sync()
         except SurefootError as error:
-            trouble = error
+            trouble, free = error, free_bytes(self.folder.path)
         snapshot = trainable.state.capture(metrics=offset)
         about = {
             **self.about,
@@ -248,7 +249,15 @@ class FolderRun:
         pieces = pieces_of(snapshot.tensors)
         still_owner = self.folder.lease.still_owner
         values = snapshot.values
-        draft = Draft(step, pieces, values, about, still_owner=still_owner, trouble=trouble)
+        draft = Draft(
+            step,
+            pieces,
+            values,
+            about,
+            still_owner=still_owner,
+            trouble=trouble,
+            free_bytes=free,
+        )
         return self.saver.save(draft, kind)
 
     def _roll_back(self, roll_back: RollBack) -> None:

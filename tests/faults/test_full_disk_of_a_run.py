@@ -15,9 +15,9 @@ import torch
 from faults.runs_for_faults import INPUTS, TARGETS, settings, squared_error_sum
 from surefoot import Trainer
 from surefoot.core.errors import EXIT_FAILED, CheckpointError, DiskFullError, DiskRefusedError
-from surefoot.core.reports import StepReport
+from surefoot.core.reports import Event, StepReport
 from surefoot.observe import metrics_log
-from surefoot.observe.events import read_events
+from surefoot.observe.events import EventKind, read_events
 from surefoot.observe.metrics_log import read_rows
 from surefoot.state.checkpoint import list_checkpoints, newest_whole
 
@@ -38,26 +38,30 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 class AnotherProgram:
-    """Fills the disk to the last byte after one update, and frees it after another."""
+    """Fills the disk to the last byte once one checkpoint is saved, and frees it once some saves
+    were told to have failed: so that no save is under way when the disk changes, however slow."""
 
-    def __init__(self, place: Path, fills: int, frees: int) -> None:
+    def __init__(self, place: Path, frees_after: int | None) -> None:
         self.filler = place / "filler"
-        self.fills, self.frees = fills, frees
+        self.frees_after = frees_after
+        self.refused = 0
 
-    def on_step(self, report: StepReport) -> None:
-        if report.step == self.fills:
+    def on_step(self, report: StepReport) -> None: ...
+
+    def on_eval(self, report: Any) -> None: ...
+
+    def on_event(self, event: Event) -> None:
+        if event.kind == EventKind.SAVE and not self.filler.exists() and not self.refused:
             with self.filler.open("wb", buffering=0) as file:
                 try:
                     while True:
                         file.write(bytes(4096))
                 except OSError:
                     return
-        if report.step == self.frees:
-            self.filler.unlink()
-
-    def on_eval(self, report: Any) -> None: ...
-
-    def on_event(self, event: Any) -> None: ...
+        if event.kind == EventKind.SAVE_PAUSED:
+            self.refused += 1
+            if self.refused == self.frees_after:
+                self.filler.unlink()
 
     def close(self) -> None: ...
 
@@ -83,7 +87,7 @@ def test_a_run_goes_on_while_its_disk_is_full(
 ) -> None:
     # Each row is tried at once, so that the log meets the full disk too.
     monkeypatch.setattr(metrics_log, "FLUSH_SECONDS", 0.0)
-    result = fit(disk, AnotherProgram(disk, 5, 14), mode=mode, keep=10)
+    result = fit(disk, AnotherProgram(disk, 2), mode=mode, keep=10)
     assert result.status == "finished"
     steps = [row["step"] for row in read_rows(result.folder / "metrics.jsonl") if "loss" in row]
     assert steps == list(range(1, 25))
@@ -100,7 +104,7 @@ def test_a_run_goes_on_while_its_disk_is_full(
 
 def test_by_policy_a_full_disk_ends_the_run(disk: Path) -> None:
     with pytest.raises(DiskFullError) as caught:
-        fit(disk, AnotherProgram(disk, 5, 14), on_full="stop")
+        fit(disk, AnotherProgram(disk, None), on_full="stop")
     assert caught.value.exit_code == EXIT_FAILED
     assert "free" in caught.value.remedy and str(disk) in caught.value.where
     (run,) = [path for path in disk.iterdir() if path.is_dir()]
@@ -110,7 +114,7 @@ def test_by_policy_a_full_disk_ends_the_run(disk: Path) -> None:
 
 def test_a_run_whose_disk_stays_full_ends_with_an_error(disk: Path) -> None:
     with pytest.raises(DiskFullError, match="step 24"):
-        fit(disk, AnotherProgram(disk, 5, 100))
+        fit(disk, AnotherProgram(disk, None))
     (run,) = [path for path in disk.iterdir() if path.is_dir()]
     assert newest_whole(run / "checkpoints")[1].step == 4
 
@@ -122,11 +126,13 @@ def test_what_an_fsync_of_the_log_refuses_is_not_waited_out(
         raise OSError(28, "No space left on device")
 
     class Later(AnotherProgram):
+        def on_event(self, event: Event) -> None: ...
+
         def on_step(self, report: StepReport) -> None:
             if report.step == 3:
                 monkeypatch.setattr(metrics_log.os, "fsync", refuse)
 
     # The rows may be gone, though a later fsync would say that all is well.
     with pytest.raises(CheckpointError, match="metrics log cannot be written") as caught:
-        fit(tmp_path, Later(tmp_path, 0, 0))
+        fit(tmp_path, Later(tmp_path, None))
     assert not isinstance(caught.value, DiskRefusedError)

@@ -143,6 +143,39 @@ def test_a_disk_that_refuses_pauses_saving(
         made.save(draft(4), SaveKind.FINAL)
 
 
+def test_what_was_free_when_the_disk_refused_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 0
+
+    class FreedMeanwhile(OneRank):
+        """Another program makes room while the ranks hear of it."""
+
+        def channel(self, name: str) -> FreedMeanwhile:
+            return self
+
+        def gather(self, what: str, value: Any) -> list[Any]:
+            nonlocal free
+            free = 1 << 40
+            return [value]
+
+    told = Told()
+    made = saver(tmp_path, told, "sync", "continue", FreedMeanwhile())
+    monkeypatch.setattr(module, "free_bytes", lambda folder: free)
+
+    def full(*args: Any) -> None:
+        nonlocal free
+        free = 4
+        fails(28)()
+
+    monkeypatch.setattr(module, "write_text", full)
+    made.save(draft(1))
+    trouble = CheckpointError("the log stands on a full disk")
+    trouble.__cause__ = OSError(28, "No space left on device")
+    made.save(draft(2, trouble=trouble, free_bytes=3))
+    assert [data["free_bytes"] for _, _, data in told.events] == [4, 3]
+
+
 @pytest.mark.parametrize("number", [2, 13, 20], ids=["ENOENT", "EACCES", "ENOTDIR"])
 def test_what_no_waiting_mends_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int

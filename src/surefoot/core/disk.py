@@ -6,6 +6,8 @@ Knows no file and no format.
 from __future__ import annotations
 
 import errno
+import shutil
+from pathlib import Path
 from typing import Final
 
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -21,3 +23,11 @@ def is_full(error: BaseException | None) -> bool:
 def is_refused(error: BaseException | None) -> bool:
     """Whether the disk is full or fails."""
     return getattr(error, "errno", None) in FULL | FAILING
+
+
+def free_bytes(folder: Path) -> int | None:
+    """What is free on the disk of a folder at this moment; None where the disk does not say."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None

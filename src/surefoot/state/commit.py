@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from surefoot.core.disk import is_full, is_refused
+from surefoot.core.disk import free_bytes, is_full, is_refused
 from surefoot.core.errors import CheckpointError, DiskFullError, DiskRefusedError
 from surefoot.parallel.ranks import OneRank, Ranks
 from surefoot.state.durable import rename, replace_text, sync_path, write_text
@@ -67,6 +67,8 @@ class Draft:
     """Whether this process still owns the run folder: an orphan must not publish."""
     trouble: Exception | None = None
     """What kept this rank from bringing its part, such as a log on a full disk: raised on all."""
+    free_bytes: int | None = None
+    """What was free on the disk when that trouble came."""
 
 
 def step_folder(checkpoints: Path, step: int) -> Path:
@@ -119,7 +121,12 @@ class _Commit:
             answer = {"done": work()}
         except Exception as error:
             own = error
-            answer = {"error": str(error) or type(error).__name__, "kind": _kind(error)}
+            answer = {
+                "error": str(error) or type(error).__name__,
+                "kind": _kind(error),
+                # Looked at now: a moment later another program may have made room again.
+                "free": self._free_at(error),
+            }
         answers = self.ranks.gather(f"checkpoint {self.draft.step}: {what}", answer)
         failed = [(rank, a) for rank, a in enumerate(answers) if "error" in a]
         if failed:
@@ -137,14 +144,14 @@ class _Commit:
             rule="a checkpoint is published whole or not at all; older ones are untouched",
             remedy=REMEDIES[kind],
         )
-        self._measure(error)
+        if isinstance(error, DiskRefusedError):
+            error.needed_bytes, error.free_bytes = self.needed_bytes, first["free"]
         return error
 
-    def _measure(self, error: CheckpointError) -> None:
-        if isinstance(error, DiskRefusedError):
-            error.needed_bytes = self.needed_bytes
-            with suppress(OSError):
-                error.free_bytes = shutil.disk_usage(self.checkpoints).free
+    def _free_at(self, error: Exception) -> int | None:
+        if error is self.draft.trouble:
+            return self.draft.free_bytes
+        return free_bytes(self.checkpoints)
 
     def _begin(self) -> dict[str, Any]:
         if self.draft.trouble is not None:
@@ -221,9 +228,7 @@ class _Commit:
                 "this process does not own the run folder any more",
                 rule="only the owner of a run publishes its checkpoints",
             )
-        aside = self.target.with_name(
-            f"{self.target.name}.{begun[0]['attempt']}{REPLACED_SUFFIX}"
-        )
+        aside = self.target.with_name(f"{self.target.name}.{begun[0]['attempt']}{REPLACED_SUFFIX}")
         if self.target.exists():
             # Of the same step, such as a damaged one before a fall-back. See `put_back`.
             rename(self.target, aside)
