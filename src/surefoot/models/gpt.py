@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from surefoot.core.errors import ModelError
+from surefoot.models.attention import AttentionCore, DocumentMask
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,20 +188,13 @@ def _rotate(values: Tensor, rotation: Rotation) -> Tensor:
     return (values * cosines + turned * sines).to(values.dtype)
 
 
-def _document_mask(document_ids: Tensor) -> Tensor:
-    """Bool [B, 1, S, S]: true where a place looks at its own document, not ahead."""
-    same = document_ids.unsqueeze(-1) == document_ids.unsqueeze(-2)
-    return same.tril().unsqueeze(1)
-
-
 class Attention(nn.Module):
     """Causal self-attention with as many or fewer key-value heads than query heads."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
-        self.grouped = config.num_kv_heads != config.num_heads
-        self.dropout = config.dropout
+        self.core = AttentionCore(config.num_kv_heads != config.num_heads, config.dropout)
         kv_dim = config.num_kv_heads * config.head_dim
         self.query = nn.Linear(config.embedding_dim, config.embedding_dim, bias=config.bias)
         self.key = nn.Linear(config.embedding_dim, kv_dim, bias=config.bias)
@@ -221,15 +215,7 @@ class Attention(nn.Module):
         )
         if rotation is not None:
             query, key = _rotate(query, rotation), _rotate(key, rotation)
-        mixed = F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=mask,
-            is_causal=mask is None,
-            dropout_p=self.dropout if self.training else 0.0,
-            enable_gqa=self.grouped,
-        )
+        mixed = self.core(query, key, value, mask)
         return self.output(mixed.transpose(1, 2).flatten(2))
 
 
@@ -285,6 +271,7 @@ class GPT(nn.Module):
         if config.positions == "learned":
             self.position_embedding = nn.Embedding(config.sequence_length, config.embedding_dim)
         self.dropout = nn.Dropout(config.dropout)
+        self.document_mask = DocumentMask()
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = _norm(config)
         self.head = nn.Linear(config.embedding_dim, config.vocabulary_size, bias=False)
@@ -356,7 +343,7 @@ class GPT(nn.Module):
                 position_ids = torch.arange(length, device=input_ids.device).unsqueeze(0)
             hidden = hidden + self.position_embedding(position_ids)
         rotation = self._rotation(length, position_ids)
-        mask = None if document_ids is None else _document_mask(document_ids)
+        mask = None if document_ids is None else self.document_mask(document_ids)
         hidden = self.dropout(hidden)
         for block in self.blocks:
             hidden = block(hidden, rotation, mask)
