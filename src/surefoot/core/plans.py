@@ -102,3 +102,75 @@ def plan_for(layers: Iterable[str]) -> TensorPlan | None:
     """The plan that knows every one of these layers with parameters."""
     named = list(layers)
     return next((plan for plan in TENSOR_PLANS if not plan.unknown(named)), None)
+
+
+class StageStyle(Enum):
+    """What stands in place of a layer on the stages that do not hold it."""
+
+    ENTRY = "entry"
+    """The embedding, held by the first stage; elsewhere what the stage before has sent."""
+    ADDED = "added"
+    """Held by the first stage and added to the embedding; elsewhere zero."""
+    FIRST = "first"
+    """Held by the first stage; elsewhere its input goes on."""
+    LAST = "last"
+    """Held by the last stage; elsewhere its input goes on."""
+
+
+@dataclass(frozen=True)
+class PipelinePlan:
+    """How a family's layers are spread over stages.
+
+    Args:
+        name: of the family.
+        blocks: dotted name of the list of layers that repeat; each stage holds a run of them.
+        others: dotted name of every other layer with parameters, and of what draws random numbers.
+        width: name, in the model's configuration, of the size of what goes from block to block:
+            [batch, sequence, width].
+    """
+
+    name: str
+    blocks: str
+    others: Mapping[str, StageStyle]
+    width: str
+
+    def unknown(self, layers: Iterable[str]) -> list[str]:
+        """Layers with parameters that the plan does not know."""
+        inside = f"{self.blocks}."
+        return [n for n in layers if n not in self.others and not n.startswith(inside)]
+
+
+GPT_STAGES = PipelinePlan(
+    name="gpt",
+    blocks="blocks",
+    others={
+        "token_embedding": StageStyle.ENTRY,
+        "position_embedding": StageStyle.ADDED,
+        "dropout": StageStyle.FIRST,
+        "norm": StageStyle.LAST,
+        "head": StageStyle.LAST,
+    },
+    width="embedding_dim",
+)
+
+LLAMA_STAGES = PipelinePlan(
+    name="llama",
+    blocks="model.layers",
+    others={
+        "model.embed_tokens": StageStyle.ENTRY,
+        "model.norm": StageStyle.LAST,
+        "lm_head": StageStyle.LAST,
+    },
+    width="hidden_size",
+)
+
+PIPELINE_PLANS = (GPT_STAGES, LLAMA_STAGES)
+
+
+def stages_for(layers: Iterable[str]) -> PipelinePlan | None:
+    """The plan that knows every one of these layers with parameters, blocks among them."""
+    named = list(layers)
+    for plan in PIPELINE_PLANS:
+        if not plan.unknown(named) and any(n.startswith(f"{plan.blocks}.") for n in named):
+            return plan
+    return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from surefoot.config.fields import AutoSize, Duration, Section
+from surefoot.config.fields import AutoSize, Duration, Section, Whole
 from surefoot.core.units import Seconds
 
 
@@ -21,6 +21,11 @@ class ParallelSection(Section):
     """Ranks that hold parts of each sequence."""
     pipeline: AutoSize = 1
     """Ranks that hold different layers."""
+    pipeline_schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = "1f1b"
+    """In which order the micro-batches of a window pass the stages, forward and backward."""
+    stages_per_rank: Whole | Literal["as-schedule"] = "as-schedule"
+    """Stages on each rank: 2 or more for `interleaved` (2 unless said), 2 for `zero-bubble`, else
+    1."""
     expert: AutoSize = 1
     """Ranks that hold different experts."""
     shards: Literal["optimizer", "gradients", "parameters"] = "parameters"
