@@ -14,7 +14,7 @@ from surefoot.tasks.losses import (
     binary_cross_entropy_sum,
     cross_entropy_sum,
     huber_sum,
-    next_token_cross_entropy_sum,
+    sequence_cross_entropy_sum,
     shift_labels,
     smoothed_targets,
     squared_error_sum,
@@ -113,7 +113,7 @@ def test_next_token_loss_equals_cutting_the_logits():
     labels[0, :3] = -100
     labels[2, 5] = -100
     naive = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
-    loss = next_token_cross_entropy_sum(logits, labels)
+    loss = sequence_cross_entropy_sum(logits, shift_labels(labels))
     # The rows that count for nothing take part in the order of the sum, never in a gradient.
     torch.testing.assert_close(loss, naive, rtol=1e-6, atol=0)
     (expected,) = torch.autograd.grad(naive, logits)
@@ -204,7 +204,9 @@ def test_gradients_of_cross_entropy(weights):
         assert torch.autograd.gradcheck(loss, logits)
     sequence = random(2, 4, 5, dtype=torch.float64).requires_grad_()
     labels = torch.tensor([[0, 1, 2, 3], [4, -100, 0, 1]])
-    assert torch.autograd.gradcheck(lambda x: next_token_cross_entropy_sum(x, labels), sequence)
+    assert torch.autograd.gradcheck(
+        lambda x: sequence_cross_entropy_sum(x, shift_labels(labels)), sequence
+    )
 
 
 @pytest.mark.parametrize("size", [1e4, -1e4])
@@ -218,7 +220,7 @@ def test_finite_at_large_logits(size, dtype):
     for loss in (
         cross_entropy_sum(logits, labels),
         cross_entropy_sum(logits, labels, label_smoothing=0.1),
-        next_token_cross_entropy_sum(logits.unsqueeze(0), labels.unsqueeze(0)),
+        sequence_cross_entropy_sum(logits.unsqueeze(0), labels.unsqueeze(0)),
         binary_cross_entropy_sum(logits, targets),
         squared_error_sum(logits, targets),
         absolute_error_sum(logits, targets),

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from surefoot.core.errors import DataError, ModelError
 from surefoot.models.gpt import GPT, GPTConfig
 from surefoot.tasks.generation import GenerationTask, tokens_and_labels
-from surefoot.tasks.losses import next_token_cross_entropy_sum
+from surefoot.tasks.losses import sequence_cross_entropy_sum
 
 TASK = GenerationTask(8)
 IDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 0]])
@@ -189,7 +189,7 @@ def test_a_compiled_loss_is_the_same_loss(monkeypatch):
         lambda function: compiled.append(function) or (lambda *a: function(*a) * 1),
     )
     task = GenerationTask(8, compile_loss=True)
-    assert compiled == [next_token_cross_entropy_sum]
+    assert compiled == [sequence_cross_entropy_sum]
     assert torch.equal(task.loss_sum(Oracle(0), IDS), TASK.loss_sum(Oracle(0), IDS))
     assert task.metric_sums(Oracle(0), IDS) == TASK.metric_sums(Oracle(0), IDS)
     copy = pickle.loads(pickle.dumps(task))

@@ -1,6 +1,7 @@
 """Next-token prediction: labels aligned with the tokens, shifted exactly once, here.
 
-It never pads, packs or masks: what counts is written in the labels by whoever made the batch.
+It never pads, packs or masks: what counts is written in the labels by whoever made the batch. Once
+the labels are shifted each place stands for itself, so that a layout may cut the sequence.
 """
 
 from __future__ import annotations
@@ -17,9 +18,19 @@ from surefoot.core.errors import DataError, ModelError
 from surefoot.tasks.calling import call_model, find_target, logits_of, named_entries
 from surefoot.tasks.checks import check_indices
 from surefoot.tasks.constants import ConstantTensor
-from surefoot.tasks.losses import IGNORE_INDEX, next_token_cross_entropy_sum, shift_labels
+from surefoot.tasks.losses import IGNORE_INDEX, sequence_cross_entropy_sum, shift_labels
 from surefoot.tasks.metrics import correct_sum
 from surefoot.tasks.task import Direction, MetricSums
+
+
+@dataclass(frozen=True)
+class Places:
+    """A batch place by place: what the model is given there, and what it is to predict there."""
+
+    inputs: dict[str, Any]
+    """By name; `input_ids` [B, S] is one of them."""
+    expected: Tensor
+    """[B, S]: the next token, `IGNORE_INDEX` where none counts. It is shifted already."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +74,7 @@ class GenerationTask:
         if table is not None:
             object.__setattr__(self, "_bytes", ConstantTensor(table))
         if self.compile_loss:
-            object.__setattr__(self, "_compiled", torch.compile(next_token_cross_entropy_sum))
+            object.__setattr__(self, "_compiled", torch.compile(sequence_cross_entropy_sum))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A compiled function does not cross a process border; a worker needs no loss anyway.
@@ -88,15 +99,37 @@ class GenerationTask:
         Raises:
             ModelError: the model cannot be called, or its scores are not [B, S, V].
         """
-        logits, labels = self._logits_and_labels(model, batch)
-        return self._loss(logits, labels)
+        return self.loss_of(model, self.places(batch))
 
     @torch.no_grad()
     def metric_sums(self, model: nn.Module, batch: Any) -> MetricSums:
         """`loss` (nats a token), `accuracy`, and `bits_per_byte` where lengths are known."""
-        logits, labels = self._logits_and_labels(model, batch)
-        loss = self._loss(logits, labels)
-        expected = shift_labels(labels)
+        return self.metrics_of(model, self.places(batch))
+
+    def places(self, batch: Any) -> Places:
+        """The batch with its labels shifted; looks at no value.
+
+        Raises:
+            DataError: there are no tokens, or a shape is wrong.
+        """
+        _, labels = tokens_and_labels(batch)
+        named = named_entries(batch)
+        inputs = {"input_ids": _first(batch)} if named is None else named
+        return Places(inputs, shift_labels(labels))
+
+    def loss_of(self, model: nn.Module, places: Places) -> Tensor:
+        """The loss sum over these places, which may be a part of each sequence.
+
+        Raises:
+            ModelError: the model cannot be called, or its scores are not [B, S, V].
+        """
+        return self._loss(self._scores(model, places), places.expected)
+
+    @torch.no_grad()
+    def metrics_of(self, model: nn.Module, places: Places) -> MetricSums:
+        """The metric sums over these places, which may be a part of each sequence."""
+        logits, expected = self._scores(model, places), places.expected
+        loss = self._loss(logits, expected)
         counted = expected != IGNORE_INDEX
         num_tokens = counted.sum()
         sums: MetricSums = {
@@ -104,26 +137,24 @@ class GenerationTask:
             "accuracy": (correct_sum(logits, expected), num_tokens),
         }
         if self._bytes is not None:
-            lengths = self._bytes.on(labels.device)[expected.clamp(min=0)]
+            lengths = self._bytes.on(expected.device)[expected.clamp(min=0)]
             sums["bits_per_byte"] = (loss / math.log(2.0), (lengths * counted).sum())
         return sums
 
-    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return (self._compiled or next_token_cross_entropy_sum)(logits, labels)
+    def _loss(self, logits: Tensor, expected: Tensor) -> Tensor:
+        return (self._compiled or sequence_cross_entropy_sum)(logits, expected)
 
-    def _logits_and_labels(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        _, labels = tokens_and_labels(batch)
-        named = batch if named_entries(batch) is not None else {"input_ids": _first(batch)}
+    def _scores(self, model: nn.Module, places: Places) -> Tensor:
         # A cache of keys and values is of no use here, and transformers fills one by default.
-        logits = logits_of(call_model(model, named, use_cache=False))
-        if logits.dim() != 3 or logits.shape[:2] != labels.shape:
+        logits = logits_of(call_model(model, places.inputs, use_cache=False))
+        if logits.dim() != 3 or logits.shape[:2] != places.expected.shape:
             raise ModelError(
                 f"the model returned scores of shape {list(logits.shape)}",
                 rule=f"scores of every place, [batch, sequence, vocabulary] = "
-                f"{[*labels.shape, self.vocabulary_size]}",
+                f"{[*places.expected.shape, self.vocabulary_size]}",
                 remedy="return the scores of all places, not of the last one",
             )
-        return logits, labels
+        return logits
 
 
 def tokens_and_labels(batch: Any) -> tuple[Tensor, Tensor]:

@@ -65,14 +65,14 @@ def shift_labels(labels: Tensor) -> Tensor:
     return F.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
 
 
-def next_token_cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy sum of next-token prediction; the labels are shifted here, and only here.
+def sequence_cross_entropy_sum(logits: Tensor, expected: Tensor) -> Tensor:
+    """Cross-entropy sum over the places of sequences.
 
     Args:
         logits: [B, S, V].
-        labels: [B, S], aligned with the input tokens (not shifted).
+        expected: [B, S], what each place predicts: labels that `shift_labels` has moved.
     """
-    return cross_entropy_sum(logits.flatten(0, 1), shift_labels(labels).flatten())
+    return cross_entropy_sum(logits.flatten(0, 1), expected.flatten())
 
 
 def squared_error_sum(predictions: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
