@@ -6,9 +6,9 @@ scaled dot product attention, so that the fastest kernel of the device is taken.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from surefoot.core.errors import ModelError
 from surefoot.models.attention import AttentionCore, DocumentMask
+from surefoot.models.moe import Experts, MoEConfig, RoutedFeedForward
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +39,8 @@ class GPTConfig:
         bias: biases in linear layers and LayerNorm.
         norm_epsilon: added to the variance in each norm.
         rope_base: base of the rotation wavelengths.
+        experts: replaces feed-forwards by routed ones, whose experts have no biases; also as a
+            mapping of its fields. None: all are dense.
     """
 
     vocabulary_size: int
@@ -55,8 +58,11 @@ class GPTConfig:
     bias: bool = False
     norm_epsilon: float = 1e-5
     rope_base: float = 10000.0
+    experts: MoEConfig | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.experts, Mapping):
+            object.__setattr__(self, "experts", MoEConfig(**self.experts))
         broken = [
             f"{name} = {getattr(self, name)} is not positive"
             for name in (
@@ -170,6 +176,7 @@ class GPTConfig:
         )
 
 
+RESIDUAL_WRITERS = ("attention.output", "feedforward.output", "feedforward.shared.output")
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of rotary positions, each [S, head_dim] or [B, 1, S, head_dim]."""
 
@@ -237,15 +244,30 @@ class FeedForward(nn.Module):
         return self.output(F.gelu(self.input(hidden)))
 
 
+def _feedforward(config: GPTConfig, layer: int) -> nn.Module:
+    experts = config.experts
+    if experts is None or not experts.is_routed(layer):
+        return FeedForward(config)
+    width = config.feedforward_dim if experts.expert_dim == "as-dense" else experts.expert_dim
+    shared = experts.shared_experts
+    return RoutedFeedForward(
+        experts,
+        config.embedding_dim,
+        width,
+        gated=config.activation == "swiglu",
+        shared=FeedForward(replace(config, feedforward_dim=shared * width)) if shared else None,
+    )
+
+
 class Block(nn.Module):
     """One layer: `x + attention(norm(x))`, then `x + feedforward(norm(x))`."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
         self.attention_norm = _norm(config)
         self.attention = Attention(config)
         self.feedforward_norm = _norm(config)
-        self.feedforward = FeedForward(config)
+        self.feedforward = _feedforward(config, layer)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, hidden: Tensor, rotation: Rotation | None, mask: Tensor | None) -> Tensor:
@@ -272,7 +294,7 @@ class GPT(nn.Module):
             self.position_embedding = nn.Embedding(config.sequence_length, config.embedding_dim)
         self.dropout = nn.Dropout(config.dropout)
         self.document_mask = DocumentMask()
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(Block(config, n) for n in range(config.num_layers))
         self.norm = _norm(config)
         self.head = nn.Linear(config.embedding_dim, config.vocabulary_size, bias=False)
         if config.tied:
@@ -290,13 +312,15 @@ class GPT(nn.Module):
         residual_std = 0.02 / (2 * self.config.num_layers) ** 0.5
         for name, module in self.named_modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
-                writes_residual = name.endswith(("attention.output", "feedforward.output"))
+                writes_residual = name.endswith(RESIDUAL_WRITERS)
                 if not (name == "head" and self.config.tied):
                     nn.init.normal_(module.weight, std=residual_std if writes_residual else 0.02)
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
             elif isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
                 module.reset_parameters()
+            elif isinstance(module, Experts):
+                module.reset_parameters(0.02, residual_std)
         self._fill_rotations()
 
     def _fill_rotations(self) -> None:
