@@ -7,18 +7,19 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from surefoot.cli.check_equivalence import Finished, Tell, check_equivalence
 from surefoot.cli.session import DebugOption, JsonOption, Session, SetOption
 from surefoot.core.errors import EXIT_DONE, EXIT_FOUND, RequestError
 
 if TYPE_CHECKING:
     from surefoot.verify.resume_proof import ResumeProof
 
-CHECKS = ("resume",)
 MOST_NAMED = 8
 
 
@@ -29,7 +30,7 @@ def check(
     ],
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", metavar="NAME", help=f"Which check: {', '.join(CHECKS)}."),
+        typer.Option("--only", metavar="NAME", help="resume or equivalence. Repeatable."),
     ] = None,
     overrides: SetOption = None,
     updates: Annotated[
@@ -42,6 +43,17 @@ def check(
         int | None,
         typer.Option(metavar="N", help="resume: the moments of the kills; random by default."),
     ] = None,
+    nproc: Annotated[
+        int,
+        typer.Option(min=1, metavar="N", help="equivalence: ranks of the layout."),
+    ] = 1,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WAY",
+            help="equivalence: accumulation, recompute, compile or layout; all by default.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep everything here; it must be empty.")
     ] = None,
@@ -52,41 +64,92 @@ def check(
 
     `--only resume` trains it, kills it at random moments, resumes it, and compares the hash of
     the whole state and the sample ids at every update with those of a run that was not killed.
+
+    `--only equivalence` passes its first window as one process does, and again split otherwise,
+    recomputed, compiled and laid out over ranks, and compares the gradient of every parameter.
     """
     session: Session = context.obj
-    _check_names(only or [])
+    checks: dict[str, Callable[[Path, Tell], Finished]] = {
+        "resume": lambda folder, tell: _resume(
+            session, recipe, overrides or [], Moments(updates, kills, seed), folder, tell
+        ),
+        "equivalence": lambda folder, tell: check_equivalence(
+            session, recipe, overrides or [], nproc, against or [], folder, tell
+        ),
+    }
+    _check_names(only or [], tuple(checks))
+    finished = {}
+    names = tuple(dict.fromkeys(only or []))
+    for name in names:
+        kept = out if out is None or len(names) == 1 else out / name
+        with _folder(kept) as folder, _progress(session) as tell:
+            told = checks[name](folder, tell)
+        finished[name] = told.answer
+        told.say()
+    passed = all(answer["passed"] for answer in finished.values())
+    code = EXIT_DONE if passed else EXIT_FOUND
+    session.answer({"exit_code": code, "passed": passed, "checks": finished})
+    if out is not None:
+        session.say(f"  kept in {out}")
+    return code
 
+
+@dataclass(frozen=True)
+class Moments:
+    """When the training of a resume check is killed."""
+
+    updates: int
+    kills: int
+    seed: int | None
+
+
+def _resume(
+    session: Session,
+    recipe: str,
+    overrides: list[str],
+    moments: Moments,
+    folder: Path,
+    tell: Tell,
+) -> Finished:
     from surefoot.config.load import load_recipe
     from surefoot.verify.resume_proof import OVERRIDES, evaluation_override, prove_resume
 
-    given = load_recipe(recipe, overrides or [])
+    given = load_recipe(recipe, overrides)
     # What the request says comes last: it wins.
-    short = [*OVERRIDES, *evaluation_override(given.recipe), *(overrides or [])]
-    resolved = load_recipe(recipe, short)
-    with _folder(out) as folder, _progress(session) as tell:
-        proof = prove_resume(
-            resolved,
-            folder,
-            updates=updates,
-            kills=kills,
-            seed=int.from_bytes(os.urandom(4), "little") if seed is None else seed,
-            tell=tell,
-        )
-    return _answer(session, recipe, proof, out)
+    short = [*OVERRIDES, *evaluation_override(given.recipe), *overrides]
+    drawn = int.from_bytes(os.urandom(4), "little") if moments.seed is None else moments.seed
+    proof = prove_resume(
+        load_recipe(recipe, short),
+        folder,
+        updates=moments.updates,
+        kills=moments.kills,
+        seed=drawn,
+        tell=tell,
+    )
+    answer = {
+        "passed": proof.passed,
+        "tier": proof.tier,
+        "updates": proof.updates,
+        "states_compared": proof.compared,
+        "kills": proof.kills,
+        "seed": proof.seed,
+        "difference": proof.difference,
+    }
+    return Finished(answer, lambda: _say_resume(session, recipe, proof))
 
 
-def _check_names(only: list[str]) -> None:
+def _check_names(only: list[str], checks: tuple[str, ...]) -> None:
     """Refuses what is not there.
 
     Raises:
         RequestError: with what is.
     """
-    unknown = [name for name in only if name not in CHECKS]
+    unknown = [name for name in only if name not in checks]
     if unknown or not only:
         raise RequestError(
             f"the check {unknown[0]!r} is not there yet" if unknown else "no check is named",
             where="--only",
-            rule=f"this version has: {', '.join(CHECKS)}",
+            rule=f"this version has: {', '.join(checks)}",
             remedy="surefoot check RECIPE --only resume",
         )
 
@@ -113,30 +176,16 @@ def _folder(out: Path | None) -> Iterator[Path]:
 
 
 @contextmanager
-def _progress(session: Session) -> Iterator[Callable[[str], None]]:
+def _progress(session: Session) -> Iterator[Tell]:
     """A line that says how far the check is."""
     with session.console.status("starting") as status:
         yield status.update
 
 
-def _answer(session: Session, recipe: str, proof: ResumeProof, out: Path | None) -> int:
+def _say_resume(session: Session, recipe: str, proof: ResumeProof) -> None:
     from surefoot.resuming import Tier
 
     difference = proof.difference
-    code = EXIT_DONE if proof.passed else EXIT_FOUND
-    session.answer(
-        {
-            "exit_code": code,
-            "check": "resume",
-            "passed": proof.passed,
-            "tier": proof.tier,
-            "updates": proof.updates,
-            "states_compared": proof.compared,
-            "kills": proof.kills,
-            "seed": proof.seed,
-            "difference": difference,
-        }
-    )
     for kill in proof.kills:
         session.say(
             f"  killed {kill.delay_seconds * 1e3:.0f} ms after update {kill.after_window}, "
@@ -164,6 +213,3 @@ def _answer(session: Session, recipe: str, proof: ResumeProof, out: Path | None)
         )
         session.say(f"  first difference: {named}" + (f" and {more} more" if more > 0 else ""))
     session.say(f"  moments of the kills: --seed {proof.seed} --kills {len(proof.kills)}")
-    if out is not None:
-        session.say(f"  kept in {out}")
-    return code

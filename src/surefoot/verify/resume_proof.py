@@ -7,7 +7,6 @@ only, and changes nothing of the recipe but its length and how often it evaluate
 
 from __future__ import annotations
 
-import json
 import random
 import signal
 import time
@@ -24,7 +23,7 @@ from surefoot.observe.metrics_schema import deterministic
 from surefoot.observe.run_folder import CHECKPOINTS_NAME, METRICS_NAME
 from surefoot.resuming import Tier
 from surefoot.state.checkpoint import list_checkpoints, newest_whole
-from surefoot.verify.children import child
+from surefoot.verify.children import child, error_of
 from surefoot.verify.state_hash import differing_pieces
 from surefoot.verify.traced_run import TracedRun, TracePoint, read_trace, run_traced
 
@@ -299,21 +298,5 @@ class _Trial:
         if code == -signal.SIGKILL and asked.kill_after_window is not None:
             return False
         if code != 0:
-            raise _failure(asked, failed, code or 0)
+            raise error_of(Path(asked.error), failed, code or 0, asked.output)
         return True
-
-
-def _failure(asked: TracedRun, failed: str, code: int) -> SurefootError:
-    path = Path(asked.error)
-    if not path.exists():
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        return SurefootError(f"{failed}: its process ended with {how}", where=asked.output)
-    told = json.loads(path.read_text(encoding="utf-8"))
-    error = SurefootError(
-        f"{failed}: {told['what']}",
-        where=told["where"],
-        rule=told["rule"],
-        remedy=told["remedy"],
-    )
-    error.add_note(told["traceback"])
-    return error

@@ -12,7 +12,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -25,13 +24,13 @@ import xxhash
 from surefoot.assembly import Assembly
 from surefoot.build import build_run
 from surefoot.config.load import load_recipe
-from surefoot.core.errors import SurefootError
 from surefoot.core.interruption import Cut
 from surefoot.data.batch import MicroBatch
 from surefoot.engine.evaluate import OpenSet
 from surefoot.observe.run_folder import RunFolder
 from surefoot.recording import config_of, train_in_folder
 from surefoot.resuming import Resumption
+from surefoot.verify.children import write_error
 from surefoot.verify.state_hash import piece_hashes
 
 RUN_NAME = "proof"
@@ -185,7 +184,7 @@ def run_traced(asked: TracedRun) -> None:
     try:
         _train(asked)
     except BaseException as error:
-        _write_error(Path(asked.error), error)
+        write_error(Path(asked.error), error)
         raise SystemExit(1) from None
 
 
@@ -209,11 +208,3 @@ def _print_into(path: Path) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
-
-
-def _write_error(path: Path, error: BaseException) -> None:
-    told = {"what": f"{type(error).__name__}: {error}", "where": "", "rule": "", "remedy": ""}
-    if isinstance(error, SurefootError):
-        told = {name: getattr(error, name) for name in told}
-    trace = "".join(traceback.format_exception(error))
-    path.write_text(json.dumps({**told, "traceback": trace}), encoding="utf-8")

@@ -1,0 +1,108 @@
+"""`surefoot check --only equivalence`: what was compared with one plain process, and what broke."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefoot.cli.session import Session
+from surefoot.core.errors import RequestError
+
+if TYPE_CHECKING:
+    from surefoot.verify.equivalence import Equivalence
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A check that has been made."""
+
+    answer: dict[str, Any]
+    """With `passed`."""
+    say: Callable[[], None]
+    """Prints it."""
+
+
+def check_equivalence(
+    session: Session,
+    recipe: str,
+    overrides: list[str],
+    num_ranks: int,
+    against: list[str],
+    folder: Path,
+    tell: Tell,
+) -> Finished:
+    """Makes the check.
+
+    Raises:
+        RequestError: a way is not one.
+        SurefootError: the recipe cannot be compared.
+    """
+    from surefoot.config.load import load_recipe
+    from surefoot.verify.equivalence import Way, prove_equivalence
+
+    known = [way.value for way in Way]
+    for name in against:
+        if name not in known:
+            raise RequestError(
+                f"there is no way {name!r} to compare",
+                where="--against",
+                rule=f"one of {', '.join(known)}",
+                remedy="leave it out to compare all of them",
+            )
+    found = prove_equivalence(
+        recipe,
+        overrides,
+        load_recipe(recipe, overrides),
+        folder,
+        num_ranks=num_ranks,
+        ways=[Way(name) for name in against or known],
+        tell=tell,
+    )
+    answer = {
+        "passed": found.passed,
+        "bound": found.bound,
+        "computed_in": found.computed_in,
+        "compared_in_evaluation_mode": found.stilled,
+        "loss": found.loss,
+        "samples": found.num_samples,
+        "ways": found.compared,
+    }
+    return Finished(answer, lambda: _say(session, found))
+
+
+def _say(session: Session, found: Equivalence) -> None:
+    session.say(f"one process: loss {found.loss:.10g} over {found.num_samples} samples")
+    for one in found.compared:
+        if one.not_compared:
+            session.say(f"  {one.way.value:<13} not compared: {one.not_compared}")
+            continue
+        word = "as one process" if one.first_broken is None else f"DIFFERS: {one.first_broken}"
+        session.say(
+            f"  {one.way.value:<13} {word}; loss {one.loss_difference:.1e}, gradients "
+            f"{one.largest_difference:.1e}{f' ({one.of})' if one.of else ''}   {one.how}"
+        )
+    if found.computed_in != "float64":
+        session.say(f"  the model turns float64 to {found.computed_in}: compared to that")
+    if found.stilled:
+        session.say(
+            f"  {', '.join(found.stilled)}: compared in evaluation mode; in training they draw "
+            "numbers or look at a whole micro-batch, so that another split is another update"
+        )
+    compared = sum(not one.not_compared for one in found.compared)
+    if found.passed:
+        session.say(
+            f"\nPASS equivalence: loss and every gradient equal in {compared} ways, to "
+            f"{found.bound:g} relative",
+            style="bold green",
+        )
+    else:
+        first = next(one for one in found.compared if one.first_broken is not None)
+        session.say(
+            f"\nFAIL equivalence: {first.way.value} is another update, first at "
+            f"{first.first_broken}",
+            style="bold red",
+        )
