@@ -46,7 +46,7 @@ def test_the_sequence_is_that_of_grad_scaler(
         theirs.unscale_(optimizer)
         theirs.step(optimizer)
         theirs.update()
-        ours.update(torch.tensor(is_finite))
+        ours.update(torch.tensor(is_finite).clone)
         assert ours.value.item() == theirs.get_scale()
 
 
@@ -54,7 +54,7 @@ def test_it_halves_on_overflow_and_grows_after_the_interval() -> None:
     scale = DynamicLossScale(1024.0, growth_interval=3)
     seen = []
     for is_finite in (True, True, False, True, True, True, True):
-        scale.update(torch.tensor(is_finite))
+        scale.update(torch.tensor(is_finite).clone)
         seen.append(scale.value.item())
     assert seen == [1024, 1024, 512, 512, 512, 1024, 1024]
 
@@ -62,7 +62,7 @@ def test_it_halves_on_overflow_and_grows_after_the_interval() -> None:
 def test_a_value_handed_out_is_never_changed() -> None:
     scale = DynamicLossScale(1024.0)
     used = scale.value
-    scale.update(torch.tensor(False))
+    scale.update(torch.tensor(False).clone)
     assert used.item() == 1024.0 and scale.value.item() == 512.0
 
 
@@ -93,7 +93,7 @@ def test_unscale_takes_no_gradients_at_all() -> None:
 def test_a_static_scale_stays() -> None:
     scale = StaticLossScale(1024.0)
     for is_finite in (True, False):
-        scale.update(torch.tensor(is_finite))
+        scale.update(torch.tensor(is_finite).clone)
         assert scale.value == 1024.0
 
 
@@ -102,7 +102,7 @@ def test_no_scale_is_one_and_does_nothing() -> None:
     loss, gradient = torch.tensor(3.0), torch.tensor([2.0])
     assert scale.scale(loss) is loss
     scale.unscale_([gradient])
-    scale.update(torch.tensor(False))
+    scale.update(torch.tensor(False).clone)
     assert gradient.item() == 2.0 and scale.value == 1.0
 
 
@@ -115,12 +115,12 @@ def test_fp16_gradients_are_refused() -> None:
 def test_state_continues_the_sequence() -> None:
     first = DynamicLossScale(1024.0, growth_interval=3)
     for is_finite in (False, True, True):
-        first.update(torch.tensor(is_finite))
+        first.update(torch.tensor(is_finite).clone)
     second = DynamicLossScale(1.0, growth_interval=3)
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     for _ in range(2):
-        first.update(torch.tensor(True))
-        second.update(torch.tensor(True))
+        first.update(torch.tensor(True).clone)
+        second.update(torch.tensor(True).clone)
         assert first.value.item() == second.value.item()
     assert second.value.item() == 1024.0
 
@@ -129,7 +129,7 @@ def test_loaded_state_is_a_copy() -> None:
     state = DynamicLossScale(1024.0).state_dict()
     scale = DynamicLossScale()
     scale.load_state_dict(state)
-    scale.update(torch.tensor(True))
+    scale.update(torch.tensor(True).clone)
     assert state["good_updates"].item() == 0 and state["value"].item() == 1024.0
     assert scale.value.data_ptr() != state["value"].data_ptr()
 
@@ -185,12 +185,12 @@ def test_an_fp16_run_with_a_forced_overflow_recovers() -> None:
         norm = global_norm(gradients)
         finite = torch.isfinite(norm)
         before = [p.detach().clone() for p in model.parameters()]
-        optimizer.step(finite)
+        optimizer.step(finite.clone)
         moved.append(
             any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
         )
         scales.append(scale.value.item())
-        scale.update(finite)
+        scale.update(finite.clone)
         losses.append(loss.item())
         assert moved[-1] == bool(finite)
     assert moved[0] is False, "the first update overflows"

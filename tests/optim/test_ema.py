@@ -39,7 +39,7 @@ def test_it_follows_the_formula_in_float64(decay: float) -> None:
     expected = {name: p.detach().clone() for name, p in model.named_parameters()}
     for update in range(20):
         move(model, update)
-        ema.update(TRUE)
+        ema.update(TRUE.clone)
         for name, parameter in model.named_parameters():
             expected[name] = decay * expected[name] + (1 - decay) * parameter.detach()
     for name, average in ema.averages.items():
@@ -53,7 +53,7 @@ def test_it_equals_torchs_average() -> None:
     theirs.update_parameters(model)  # its first call copies
     for update in range(10):
         move(model, update)
-        ema.update(TRUE)
+        ema.update(TRUE.clone)
         theirs.update_parameters(model)
     for name, average in ema.averages.items():
         torch.testing.assert_close(average, theirs.module.get_parameter(name), rtol=1e-6, atol=1e-7)
@@ -65,7 +65,7 @@ def test_decay_zero_is_the_last_weights() -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.round())
-    ema.update(TRUE)
+    ema.update(TRUE.clone)
     for name, average in ema.averages.items():
         torch.testing.assert_close(average, model.get_parameter(name), rtol=0, atol=1e-6)
 
@@ -74,10 +74,10 @@ def test_a_non_finite_update_leaves_it_alone() -> None:
     model = model_of()
     ema = WeightEma(model, 0.9)
     move(model, 0)
-    ema.update(TRUE)
+    ema.update(TRUE.clone)
     before = {name: average.clone() for name, average in ema.averages.items()}
     move(model, 1)
-    ema.update(FALSE)
+    ema.update(FALSE.clone)
     assert all(torch.equal(before[name], average) for name, average in ema.averages.items())
     assert ema.num_updates.item() == 1
 
@@ -89,7 +89,7 @@ def test_buckets_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> No
         model = model_of()
         ema = WeightEma(model, 0.9)
         move(model, 0)
-        ema.update(TRUE)
+        ema.update(TRUE.clone)
         results.append(list(ema.averages.values()))
     assert len(ema_module._buckets(results[0])) == 1
     for other in results[1:]:
@@ -114,7 +114,7 @@ def test_swapped_gives_averages_inside_and_the_weights_back() -> None:
     model = model_of()
     ema = WeightEma(model, 0.9)
     move(model, 0)
-    ema.update(TRUE)
+    ema.update(TRUE.clone)
     raw = copy.deepcopy(model.state_dict())
     places = [p.data_ptr() for p in model.parameters()]
     averages = {name: average.clone() for name, average in ema.averages.items()}
@@ -136,7 +136,7 @@ def test_swapped_gives_the_weights_back_after_an_exception() -> None:
     with pytest.raises(KeyError), ema.swapped(model):
         raise KeyError
     assert all(torch.equal(tensor, raw[name]) for name, tensor in model.state_dict().items())
-    ema.update(TRUE)  # and training may go on
+    ema.update(TRUE.clone)  # and training may go on
 
 
 def test_an_update_inside_swapped_is_refused_and_it_does_not_nest() -> None:
@@ -144,7 +144,7 @@ def test_an_update_inside_swapped_is_refused_and_it_does_not_nest() -> None:
     ema = WeightEma(model, 0.9)
     with ema.swapped(model):
         with pytest.raises(ModelError, match="updated while"):
-            ema.update(TRUE)
+            ema.update(TRUE.clone)
         with pytest.raises(ModelError, match="already"), ema.swapped(model):
             pass
 
@@ -176,7 +176,7 @@ def test_bf16_weights_are_averaged_in_float32() -> None:
     with torch.no_grad():
         model.weight.fill_(2.0)
     for _ in range(3):
-        ema.update(TRUE)
+        ema.update(TRUE.clone)
     assert ema.averages["weight"].dtype == torch.float32
     assert ema.averages["weight"].item() == pytest.approx(2.0 - 0.999**3, rel=1e-6)
     with ema.swapped(model):
@@ -190,7 +190,7 @@ def test_state_continues_bit_for_bit() -> None:
     first = WeightEma(model, 0.9)
     for update in range(3):
         move(model, update)
-        first.update(TRUE)
+        first.update(TRUE.clone)
     other = model_of(seed=5)
     second = WeightEma(other, 0.9)
     second.load_state_dict(copy.deepcopy(first.state_dict()))
@@ -198,7 +198,7 @@ def test_state_continues_bit_for_bit() -> None:
     for update in range(3, 6):
         for m, ema in ((model, first), (other, second)):
             move(m, update)
-            ema.update(TRUE)
+            ema.update(TRUE.clone)
     assert second.num_updates.item() == 6
     for name, average in first.averages.items():
         assert torch.equal(average, second.averages[name])
@@ -236,7 +236,7 @@ def test_no_average_leaves_the_model_alone() -> None:
     model = model_of()
     raw = copy.deepcopy(model.state_dict())
     average = NoAverage()
-    average.update(TRUE)
+    average.update(TRUE.clone)
     with average.swapped(model):
         assert all(torch.equal(t, raw[n]) for n, t in model.state_dict().items())
     average.load_state_dict(average.state_dict())

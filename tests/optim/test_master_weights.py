@@ -59,7 +59,7 @@ def test_float32_copies_keep_a_hundred_small_updates() -> None:
     for _ in range(100):
         optimizer.zero_grad()
         model.weight.grad = torch.ones(1, 1, dtype=torch.bfloat16)
-        optimizer.step(TRUE)
+        optimizer.step(TRUE.clone)
     assert model.weight.dtype == torch.bfloat16
     assert model.weight.item() == torch.tensor(0.94).bfloat16().item()
 
@@ -71,8 +71,8 @@ def test_the_copies_follow_a_float32_run_bit_for_bit() -> None:
     for update in range(20):
         gradient = torch.full((1, 1), 0.5 + update / 16).bfloat16()
         wide.weight.grad, narrow.weight.grad = gradient.float(), gradient.clone()
-        first.step(TRUE)
-        second.step(TRUE)
+        first.step(TRUE.clone)
+        second.step(TRUE.clone)
         assert torch.equal(narrow.weight, wide.weight.bfloat16())
         assert torch.equal(second.state_by_name()["masters"]["weight"], wide.weight)
 
@@ -81,7 +81,7 @@ def test_moments_are_float32_and_the_kernel_fused() -> None:
     model = ones(torch.bfloat16)
     optimizer = built(model, AdamWSection())
     model.weight.grad = torch.ones_like(model.weight)
-    optimizer.step(TRUE)
+    optimizer.step(TRUE.clone)
     state = optimizer.state_by_name()["parameters"]["weight"]
     assert state["exp_avg"].dtype == state["exp_avg_sq"].dtype == torch.float32
     assert optimizer.skips is SkipKind.ON_DEVICE
@@ -94,7 +94,7 @@ def test_only_narrow_weights_get_copies_and_gradients_go() -> None:
     assert {id(p) for p in optimizer.parameters} == {id(p) for p in model.parameters()}
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
-    optimizer.step(TRUE)
+    optimizer.step(TRUE.clone)
     stepped = [p for group in optimizer.optimizer.param_groups for p in group["params"]]
     assert {id(p) for p in stepped if p.grad is not None} == {id(p) for p in model[1].parameters()}
     optimizer.zero_grad()
@@ -105,7 +105,7 @@ def test_a_skip_changes_neither_copy_nor_weight() -> None:
     model = ones(torch.bfloat16)
     optimizer = built(model)
     model.weight.grad = torch.full((1, 1), float("nan"), dtype=torch.bfloat16)
-    optimizer.step(FALSE)
+    optimizer.step(FALSE.clone)
     assert model.weight.item() == 1.0
     assert optimizer.state_by_name()["masters"]["weight"].item() == 1.0
 
@@ -113,7 +113,7 @@ def test_a_skip_changes_neither_copy_nor_weight() -> None:
 def test_copies_survive_a_resume() -> None:
     def update(model: nn.Module, optimizer) -> None:
         model.weight.grad = torch.ones_like(model.weight)
-        optimizer.step(TRUE)
+        optimizer.step(TRUE.clone)
 
     first_model = ones(torch.bfloat16)
     first = built(first_model)
@@ -141,6 +141,6 @@ def test_a_narrow_weight_without_a_gradient_stays() -> None:
     optimizer = built(model, AdamWSection(lr=0.1))
     before = model.bias.detach().clone(), model.weight.detach().clone()
     model.weight.grad = torch.ones_like(model.weight)
-    optimizer.step(TRUE)
+    optimizer.step(TRUE.clone)
     assert torch.equal(model.bias, before[0]) and not torch.equal(model.weight, before[1])
     assert "bias" not in optimizer.state_by_name()["parameters"]

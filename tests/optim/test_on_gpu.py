@@ -100,9 +100,9 @@ def test_fifty_updates_equal_torch_with_no_host_sync(name: str) -> None:
             finite = torch.isfinite(norm)
             clip(gradients, norm)
             optimizer.set_rate(1.0 / (update + 1))
-            optimizer.step(finite, known=True if update % 2 else None)
-            scale.update(finite)
-            ema.update(finite)
+            optimizer.step(finite.clone, known=True if update % 2 else None)
+            scale.update(finite.clone)
+            ema.update(finite.clone)
             optimizer.zero_grad()
         parameters = [p for group in reference.param_groups for p in group["params"]]
         assert torch.equal(norm, torch.nn.utils.clip_grad_norm_(parameters, 1.0))
@@ -122,7 +122,7 @@ def test_a_non_finite_update_changes_nothing(name: str, first: bool) -> None:
     ema, scale = WeightEma(model, 0.9), DynamicLossScale(device="cuda")
     if not first:
         give_gradients(model, 0)
-        optimizer.step(torch.tensor(True, device="cuda"))
+        optimizer.step(torch.tensor(True, device="cuda").clone)
     weights = [p.detach().clone() for p in model.parameters()]
     state = [
         {key: value.clone() for key, value in optimizer.optimizer.state.get(p, {}).items()}
@@ -133,9 +133,9 @@ def test_a_non_finite_update_changes_nothing(name: str, first: bool) -> None:
         parameter.grad = torch.full_like(parameter, float("nan"))
     with no_host_sync():
         finite = torch.isfinite(global_norm(optimizer.gradients()))
-        optimizer.step(finite)
-        scale.update(finite)
-        ema.update(finite)
+        optimizer.step(finite.clone)
+        scale.update(finite.clone)
+        ema.update(finite.clone)
     assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
     for parameter, before in zip(optimizer.parameters, state, strict=True):
         for key, value in optimizer.optimizer.state.get(parameter, {}).items():
@@ -164,9 +164,9 @@ def test_float32_copies_follow_a_float32_run() -> None:
         give_gradients(narrow, update)
         for mine, other in zip(wide.parameters(), narrow.parameters(), strict=True):
             mine.grad = other.grad.float()
-        first.step(flag)
+        first.step(flag.clone)
         with no_host_sync():
-            second.step(flag)
+            second.step(flag.clone)
     for mine, other in zip(wide.parameters(), narrow.parameters(), strict=True):
         assert torch.equal(mine.bfloat16(), other)
 
@@ -179,7 +179,7 @@ def test_the_average_of_bf16_weights_is_float32() -> None:
     with torch.no_grad():
         model.weight.fill_(2.0)
     for _ in range(3):
-        ema.update(torch.tensor(True, device="cuda"))
+        ema.update(torch.tensor(True, device="cuda").clone)
     assert ema.averages["weight"].item() == pytest.approx(2.0 - 0.999**3, rel=1e-6)
     with ema.swapped(model):
         assert model.weight.item() == 1.0

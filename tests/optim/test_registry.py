@@ -51,7 +51,7 @@ def stepped(section, model: nn.Module):
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     with Recorder() as recorder:
-        optimizer.step(TRUE)
+        optimizer.step(TRUE.clone)
     return optimizer, recorder.called
 
 

@@ -64,15 +64,15 @@ def test_a_non_finite_update_changes_nothing(name: str, poison: float, fused: st
     assert optimizer.skips is kind
     for update in range(3):
         give_gradients(optimizer, seed=update)
-        optimizer.step(TRUE)
+        optimizer.step(TRUE.clone)
     before = everything(optimizer)
     give_gradients(optimizer, poison)
-    optimizer.step(FALSE)
+    optimizer.step(FALSE.clone)
     after = everything(optimizer)
     assert len(before) == len(after)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     give_gradients(optimizer, seed=9)
-    optimizer.step(TRUE)
+    optimizer.step(TRUE.clone)
     assert not torch.equal(before[0], optimizer.parameters[0])
 
 
@@ -81,7 +81,7 @@ def test_a_first_update_that_is_skipped_leaves_zero_state(name: str) -> None:
     optimizer = built(SECTIONS[name], model_of(), skipping=True)
     weights = [p.detach().clone() for p in optimizer.parameters]
     give_gradients(optimizer, float("nan"))
-    optimizer.step(FALSE)
+    optimizer.step(FALSE.clone)
     for parameter, weight in zip(optimizer.parameters, weights, strict=True):
         assert torch.equal(parameter, weight)
         for value in optimizer.optimizer.state.get(parameter, {}).values():
@@ -93,7 +93,7 @@ def test_the_flag_decides_and_not_the_gradients(name: str) -> None:
     optimizer = built(SECTIONS[name], model_of(), skipping=True)
     weight = optimizer.parameters[0].detach().clone()
     give_gradients(optimizer)
-    optimizer.step(FALSE)
+    optimizer.step(FALSE.clone)
     assert torch.equal(optimizer.parameters[0], weight)
 
 
@@ -102,7 +102,7 @@ def test_an_optimizer_that_need_not_skip_never_waits() -> None:
     assert optimizer.skips is SkipKind.NEVER
     before = optimizer.parameters[0].detach().clone()
     give_gradients(optimizer)
-    optimizer.step(FALSE)
+    optimizer.step(FALSE.clone)
     assert not torch.equal(before, optimizer.parameters[0])
 
 
@@ -113,7 +113,7 @@ def test_damped_momentum_does_not_claim_to_skip_on_the_device() -> None:
     optimizer = UpdateOptimizer(inner, skipping=True)
     assert optimizer.skips is SkipKind.ON_HOST
     give_gradients(optimizer)
-    optimizer.step(TRUE)
+    optimizer.step(TRUE.clone)
     # torch's first value of a damped buffer is the gradient itself.
     buffer = inner.state[model[0].weight]["momentum_buffer"]
     assert torch.equal(buffer, model[0].weight.grad)
@@ -153,7 +153,7 @@ def test_the_rate_set_is_the_rate_used() -> None:
     before = model.weight.item()
     model.weight.grad = torch.ones(1, 1)
     optimizer.set_rate(0.25)
-    optimizer.step(TRUE)
+    optimizer.step(TRUE.clone)
     assert model.weight.item() == torch.tensor(before).sub(0.125).item()
 
 
@@ -195,13 +195,13 @@ def test_state_by_name_continues_bit_for_bit(name: str, fused: str) -> None:
     first = built(SECTIONS[name], model_of(), skipping=True, fused=fused)
     for update in range(4):
         give_gradients(first, seed=update)
-        first.step(TRUE)
+        first.step(TRUE.clone)
     kept = copy.deepcopy(first.state_by_name())
     weights = [p.detach().clone() for p in first.parameters]
 
     second = built(SECTIONS[name], model_of(seed=1), skipping=True, fused=fused)
     give_gradients(second, seed=77)
-    second.step(TRUE)
+    second.step(TRUE.clone)
     with torch.no_grad():
         for parameter, weight in zip(second.parameters, weights, strict=True):
             parameter.copy_(weight)
@@ -209,7 +209,7 @@ def test_state_by_name_continues_bit_for_bit(name: str, fused: str) -> None:
     for update in range(4, 7):
         for optimizer in (first, second):
             give_gradients(optimizer, seed=update)
-            optimizer.step(TRUE)
+            optimizer.step(TRUE.clone)
     for a, b in zip(everything(first), everything(second), strict=True):
         assert torch.equal(a, b)
 
@@ -217,7 +217,7 @@ def test_state_by_name_continues_bit_for_bit(name: str, fused: str) -> None:
 def test_state_is_keyed_by_plain_names_and_holds_plain_values() -> None:
     optimizer = built(SECTIONS["adamw"], model_of())
     give_gradients(optimizer)
-    optimizer.step(TRUE)
+    optimizer.step(TRUE.clone)
     optimizer.set_rate(0.5, momentum=0.7)
     state = optimizer.state_by_name()
     assert state["kind"] == "AdamW"
@@ -234,13 +234,13 @@ def test_state_is_keyed_by_plain_names_and_holds_plain_values() -> None:
 def test_loaded_state_is_a_copy() -> None:
     first = built(SECTIONS["momentum"], model_of())
     give_gradients(first)
-    first.step(TRUE)
+    first.step(TRUE.clone)
     kept = first.state_by_name()
     second = built(SECTIONS["momentum"], model_of())
     second.load_state_by_name(kept)
     before = kept["parameters"]["0.weight"]["momentum_buffer"].clone()
     give_gradients(second, seed=3)
-    second.step(TRUE)
+    second.step(TRUE.clone)
     assert torch.equal(kept["parameters"]["0.weight"]["momentum_buffer"], before)
 
 
@@ -249,7 +249,7 @@ def test_state_from_before_the_first_update_forgets_what_came_after(name: str) -
     optimizer = built(SECTIONS[name], model_of())
     kept = copy.deepcopy(optimizer.state_by_name())
     give_gradients(optimizer)
-    optimizer.step(TRUE)
+    optimizer.step(TRUE.clone)
     optimizer.load_state_by_name(kept)
     for parameter in optimizer.parameters:
         assert not any(v.any() for v in optimizer.optimizer.state.get(parameter, {}).values())
@@ -258,11 +258,11 @@ def test_state_from_before_the_first_update_forgets_what_came_after(name: str) -
 def test_state_moves_between_fused_and_not() -> None:
     first = built(SECTIONS["adamw"], model_of(), fused="on")
     give_gradients(first)
-    first.step(TRUE)
+    first.step(TRUE.clone)
     second = built(SECTIONS["adamw"], model_of(), fused="off")
     second.load_state_by_name(copy.deepcopy(first.state_by_name()))
     give_gradients(second)
-    second.step(TRUE)
+    second.step(TRUE.clone)
     assert second.optimizer.state[second.parameters[0]]["step"].item() == 2
 
 
@@ -290,7 +290,7 @@ def test_a_counter_in_a_group_survives() -> None:
     first, second = make(), make()
     for _ in range(3):
         give_gradients(first)
-        first.step(TRUE)
+        first.step(TRUE.clone)
     state = first.state_by_name()
     assert state["groups"] == {"group 0": {"k": 3}}
     second.load_state_by_name(state)
@@ -348,7 +348,7 @@ def test_a_state_without_buffers_starts_them_at_zero() -> None:
     state = built(SECTIONS["sgd"], model_of()).state_by_name()
     optimizer = built(SECTIONS["momentum"], model_of())
     give_gradients(optimizer)
-    optimizer.step(TRUE)
+    optimizer.step(TRUE.clone)
     optimizer.load_state_by_name(state)
     for held in optimizer.state_by_name()["parameters"].values():
         assert not held["momentum_buffer"].any()

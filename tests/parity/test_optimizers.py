@@ -79,7 +79,7 @@ def test_fifty_updates_equal_torch_bit_for_bit(name: str) -> None:
         norm = global_norm(gradients)
         clip(gradients, norm)
         optimizer.set_rate(multiplier(update))
-        optimizer.step(torch.isfinite(norm))
+        optimizer.step(torch.isfinite(norm).clone)
 
         reference.zero_grad()
         backward(theirs, update)
@@ -106,9 +106,9 @@ def test_skips_in_between_leave_the_course_of_torch(name: str) -> None:
         if update % 3 == 0:
             for gradient in optimizer.gradients():
                 gradient.fill_(float("nan") if update % 2 else float("inf"))
-            optimizer.step(FALSE)
+            optimizer.step(FALSE.clone)
             continue
-        optimizer.step(TRUE)
+        optimizer.step(TRUE.clone)
         reference.zero_grad()
         backward(theirs, update)
         reference.step()
@@ -166,7 +166,7 @@ def test_a_hundred_updates_follow_the_formula_in_float64(name: str) -> None:
             parameter.grad = gradient
             formulas[name_].step(gradient, section.lr * multiplier(update))
         optimizer.set_rate(multiplier(update))
-        optimizer.step(TRUE)
+        optimizer.step(TRUE.clone)
     for name_, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.detach(), formulas[name_].weight, rtol=1e-12, atol=0)
 
@@ -177,7 +177,7 @@ def test_plain_sgd_is_weight_minus_rate_times_gradient() -> None:
         model.weight.fill_(1.0)
     optimizer = built(SGDSection(kind="sgd", lr=0.5, momentum=0.0), model)
     model.weight.grad = torch.tensor([[0.25]])
-    optimizer.step(TRUE)
+    optimizer.step(TRUE.clone)
     assert model.weight.item() == 1.0 - 0.5 * 0.25
 
 
@@ -190,7 +190,7 @@ def test_adamw_without_gradient_shrinks_by_one_minus_rate_times_decay() -> None:
         before = model.weight.item()
         model.weight.grad = torch.zeros(1, 1, dtype=torch.float64)
         optimizer.set_rate(scale)
-        optimizer.step(TRUE)
+        optimizer.step(TRUE.clone)
         # The decay follows the current rate, not the peak.
         assert model.weight.item() == before * (1 - 0.5 * scale * 0.25), update
 
@@ -209,7 +209,7 @@ def test_adam_with_l2_is_not_adamw() -> None:
         for update in range(40):
             sign = 1.0 if update % 2 else -1.0
             model.weight.grad = torch.tensor([[sign * 10.0, sign * 0.01]], dtype=torch.float64)
-            optimizer.step(TRUE)
+            optimizer.step(TRUE.clone)
         pulls[section.kind] = (1.0 - model.weight.detach()).flatten().tolist()
     loud, quiet = pulls["adam"]
     assert quiet > 5 * loud
@@ -231,7 +231,7 @@ def test_adam_needs_fewer_steps_than_sgd_on_an_elongated_quadratic() -> None:
             if loss.item() < 1e-4:
                 return step
             loss.backward()
-            optimizer.step(TRUE)
+            optimizer.step(TRUE.clone)
         return 3000
 
     adam = steps(AdamSection(kind="adam", lr=0.05))

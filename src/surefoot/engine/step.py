@@ -17,6 +17,7 @@ from surefoot.engine.passes import Pass
 from surefoot.engine.reporting import ReportLog
 from surefoot.engine.signals import Signals
 from surefoot.engine.window import Window
+from surefoot.numerics.flag import Flag
 from surefoot.numerics.loss_scaling import LossScale
 from surefoot.optim.update import UpdateOptimizer
 
@@ -24,7 +25,7 @@ from surefoot.optim.update import UpdateOptimizer
 class Average(Protocol):
     """A running average of the weights, such as an EMA."""
 
-    def update(self, finite: Tensor) -> None: ...
+    def update(self, finite: Callable[[], Tensor]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Update:
         #    through (false for NaN too). The numbers set out for the host.
         grad_norm = parts.global_norm(gradients)
         limit = parts.log.norm_limit()
-        finite = grad_norm < limit
+        finite = Flag(grad_norm, limit)
         numbers = {**losses, "grad_norm": grad_norm, "loss_scale": loss_scale}
         sent = parts.signals.send(numbers, limit)
 

@@ -7,7 +7,7 @@ does, and the scale follows it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -35,8 +35,8 @@ class LossScale(Protocol):
         """Multiplies gradients by `1 / value`, in place."""
         ...
 
-    def update(self, finite: Tensor) -> None:
-        """Follows the finite flag (0-dim bool) of the update."""
+    def update(self, finite: Callable[[], Tensor]) -> None:
+        """Follows the flag (0-dim bool) of the update; only a dynamic scale asks for it."""
         ...
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -55,7 +55,7 @@ class NoLossScale:
     def unscale_(self, gradients: Sequence[Tensor]) -> None:
         return None
 
-    def update(self, finite: Tensor) -> None:
+    def update(self, finite: Callable[[], Tensor]) -> None:
         return None
 
     def state_dict(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class StaticLossScale:
     def unscale_(self, gradients: Sequence[Tensor]) -> None:
         _multiply_(gradients, self._inverse)
 
-    def update(self, finite: Tensor) -> None:
+    def update(self, finite: Callable[[], Tensor]) -> None:
         return None
 
     def state_dict(self) -> dict[str, Any]:
@@ -148,10 +148,10 @@ class DynamicLossScale:
     def unscale_(self, gradients: Sequence[Tensor]) -> None:
         _multiply_(gradients, _inverse(self._value))
 
-    def update(self, finite: Tensor) -> None:
+    def update(self, finite: Callable[[], Tensor]) -> None:
         # A fresh tensor: the report of this update still holds the scale that it used.
         following = self._value.clone()
-        overflow = finite.logical_not().to(device=following.device, dtype=torch.float32)
+        overflow = finite().logical_not().to(device=following.device, dtype=torch.float32)
         torch._amp_update_scale_(
             following, self._good_updates, overflow, self.growth, self.backoff, self.growth_interval
         )

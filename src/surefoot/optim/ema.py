@@ -7,7 +7,7 @@ puts it back bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final, Protocol
 
@@ -25,8 +25,8 @@ BUCKET_BYTES: Final = 64 * 2**20
 class WeightAverage(Protocol):
     """An average of the weights that follows the updates and survives with the run."""
 
-    def update(self, finite: Tensor) -> None:
-        """Takes the weights in where `finite` (0-dim bool) is true."""
+    def update(self, finite: Callable[[], Tensor]) -> None:
+        """Takes the weights in where `finite()` (0-dim bool) is true."""
         ...
 
     def swapped(self, model: nn.Module) -> AbstractContextManager[None]:
@@ -41,7 +41,7 @@ class WeightAverage(Protocol):
 class NoAverage:
     """No average is kept: `swapped` leaves the model as it is."""
 
-    def update(self, finite: Tensor) -> None:
+    def update(self, finite: Callable[[], Tensor]) -> None:
         return None
 
     def swapped(self, model: nn.Module) -> AbstractContextManager[None]:
@@ -109,8 +109,8 @@ class WeightEma:
         return self._averages
 
     @torch.no_grad()
-    def update(self, finite: Tensor) -> None:
-        """Takes the current weights in, where `finite` (0-dim bool) is true; else nothing changes.
+    def update(self, finite: Callable[[], Tensor]) -> None:
+        """Takes the current weights in, where `finite()` (0-dim bool) is true; else nothing changes.
 
         Raises:
             ModelError: called inside `swapped`.
@@ -122,15 +122,15 @@ class WeightEma:
                 rule="training goes on with the raw weights",
                 remedy="leave `swapped` before the next update",
             )
-        finite = finite.to(self._share.device)
-        share = self._share * finite
+        applied = finite().to(self._share.device)
+        share = self._share * applied
         averages, weights = _parts(self._averages.values()), _parts(self._weights)
         for bucket in self._buckets:
             averaged = [averages[index] for index in bucket]
             change = torch._foreach_sub([weights[index] for index in bucket], averaged)
             torch._foreach_mul_(change, share)
             torch._foreach_add_(averaged, change)
-        self._num_updates += finite
+        self._num_updates += applied
 
     @contextmanager
     def swapped(self, model: nn.Module) -> Iterator[None]:

@@ -6,7 +6,7 @@ never makes `step` mean "perhaps" in silence: `skips` says how a skip happens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final
 
@@ -110,22 +110,22 @@ class UpdateOptimizer:
         """Group name to the rate that the next (or last) step uses."""
         return {group["name"]: group["lr"] for group in self.optimizer.param_groups}
 
-    def step(self, finite: Tensor, known: bool | None = None) -> None:
+    def step(self, finite: Callable[[], Tensor], known: bool | None = None) -> None:
         """One step with the gradients that are there.
 
         Args:
-            finite: 0-dim bool tensor. Where it is false, nothing changes: no weight, no moment, no
-                step count (but for `SkipKind.NEVER`).
+            finite: gives a 0-dim bool tensor. Where it is false, nothing changes: no weight, no
+                moment, no step count (but for `SkipKind.NEVER`). Asked only where it is needed.
             known: the same on the host, where it has arrived already: then the kernels need not
                 look at the flag, which saves their launches where the device waits for the host.
                 The weights are the same bits either way.
         """
         if self.skips is SkipKind.ON_HOST and known is None:
-            known = bool(finite)
+            known = bool(finite())
         if self.skips is not SkipKind.NEVER and known is False:
             return
         if self.skips is SkipKind.ON_DEVICE:
-            self.optimizer.found_inf = None if known else self._flag(finite)  # type: ignore[attr-defined]
+            self.optimizer.found_inf = None if known else self._flag(finite())  # type: ignore[attr-defined]
         self._masters.take_gradients()
         self.optimizer.step()
         self._masters.publish()
