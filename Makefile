@@ -31,7 +31,7 @@ EXTRAS_test := .[test,data,hf,tensorboard]
 EXTRAS_lint := .[lint,test,data,hf,tensorboard]
 EXTRAS_docs := .[docs]
 
-.PHONY: faults help demo test lint docs bench doctor-score test-gpu clean
+.PHONY: help demo test test-slow test-ranks test-gpu faults lint docs bench doctor-score clean
 .NOTPARALLEL:
 .SECONDARY:
 
@@ -42,6 +42,7 @@ help:
 	@echo "make docs      build the pages in docs/ into site/"
 	@echo "make bench     host time of an update against a bare loop"
 	@echo "make doctor-score  some 300 bad and healthy runs: how often the doctor is right"
+	@echo "make test-slow   further cases that each need processes of their own (CPU)"
 	@echo "make test-ranks  every layout and launch of several ranks (CPU)"
 	@echo "make test-gpu  the tests that need a CUDA device"
 	@echo "make clean     remove the environment and the caches; runs/ stays"
@@ -59,7 +60,11 @@ demo: $(VENV)/.ready-demo
 	GOMP_SPINCOUNT=$${GOMP_SPINCOUNT:-10000} $(BIN)/surefoot train
 
 test: $(VENV)/.ready-test
-	$(BIN)/python -m pytest -q -n $(JOBS) -m "not gpu and not ranks_full"
+	$(BIN)/python -m pytest -q -n $(JOBS) -m "not gpu and not ranks_full and not slow"
+
+# Scripts under audit in processes of their own: every framework, recipe and way to end.
+test-slow: $(VENV)/.ready-test
+	$(BIN)/python -m pytest -q -n $(JOBS) -m "slow and not gpu"
 
 lint: $(VENV)/.ready-lint docs
 	$(BIN)/ruff check .
@@ -80,7 +85,7 @@ faults: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -q -n $(JOBS) -m faults_full --faults-n $(N) --timeout 7200 tests/faults
 
 test-ranks: $(VENV)/.ready-test
-	$(BIN)/python -m pytest -q -m "not gpu" tests/parallel tests/memory
+	$(BIN)/python -m pytest -q -m "not gpu" tests/parallel tests/memory tests/verify
 
 test-gpu: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -q -m gpu

@@ -70,7 +70,12 @@ ENDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("end", ENDS)
+OFTEN = ("completes", "exits with a number", "crashes", "kills itself", "is interrupted")
+
+
+@pytest.mark.parametrize(
+    "end", [e if e in OFTEN else pytest.param(e, marks=pytest.mark.slow) for e in ENDS]
+)
 def test_the_code_is_passed_on_and_the_findings_are_kept(tmp_path: Path, end: str) -> None:
     source, code, outcome = ENDS[end]
     ended = Ended(tmp_path, LOOP + source)
@@ -104,7 +109,14 @@ else:
 
 
 @pytest.mark.parametrize(
-    "child", ["pass", "sys.exit(4)", "os._exit(4)", "os.kill(os.getpid(), 9)", "raise ValueError"]
+    "child",
+    [
+        "sys.exit(4)",
+        pytest.param("pass", marks=pytest.mark.slow),
+        pytest.param("os._exit(4)", marks=pytest.mark.slow),
+        pytest.param("os.kill(os.getpid(), 9)", marks=pytest.mark.slow),
+        pytest.param("raise ValueError", marks=pytest.mark.slow),
+    ],
 )
 def test_a_forked_child_is_no_second_run(tmp_path: Path, child: str) -> None:
     ended = Ended(tmp_path, LOOP + FORKS.format(child=child))

@@ -44,8 +44,10 @@ def audited(folder: Path, *words: str, ranks: int = 1) -> Any:
     return facts
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    "name",
+    [n if n in ("cnn", "mlp") else pytest.param(n, marks=pytest.mark.slow) for n in RECIPES],
+)
 def test_a_recipe_has_no_finding(tmp_path: Path, name: str) -> None:
     recipe, *changes = RECIPES[name]
     sets = [word for change in (*SHORT, *changes) for word in ("--set", change)]
@@ -64,8 +66,9 @@ def test_a_resumed_recipe_has_no_finding(tmp_path: Path) -> None:
     assert (facts["updates"], facts["findings"]) == (16, [])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(len(SCRIPTS)))
+@pytest.mark.parametrize(
+    "number", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, len(SCRIPTS)))]
+)
 def test_a_script_of_the_readme_has_no_finding(tmp_path: Path, number: int) -> None:
     (tmp_path / "script.py").write_text(SCRIPTS[number])
     facts = audited(tmp_path, "script.py")
