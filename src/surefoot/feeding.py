@@ -21,8 +21,9 @@ from surefoot.data.sources.base import Source
 from surefoot.data.sources.stream import StreamPlan, StreamSource, refuse_stream
 from surefoot.engine.evaluate import OpenSet
 from surefoot.models.gpt import GPT
+from surefoot.models.moe import idle_elements
 from surefoot.parallel.layout import ALONE, Place
-from surefoot.tasks.task import Task
+from surefoot.tasks.task import Task, main_weight
 
 
 def make_plan(
@@ -69,7 +70,7 @@ def flops_per_sample(model: nn.Module) -> float | None:
     if not isinstance(model, GPT):
         return None
     config = model.config
-    parameters = sum(p.numel() for p in model.parameters())
+    parameters = sum(p.numel() for p in model.parameters()) - idle_elements(model)
     # Embeddings that are only looked up take part in no product.
     if config.positions == "learned":
         parameters -= config.sequence_length * config.embedding_dim
@@ -90,7 +91,7 @@ def make_pace(
     tokens = None
     if task.unit == "tokens" and not isinstance(source, StreamSource):
         weight = task.weight(collated(source, [source[0]], [0]))
-        tokens = weight if isinstance(weight, float) else sum(weight.values())
+        tokens = weight if isinstance(weight, float) else main_weight(weight)
     return Pace(
         samples_per_update=plan.samples_per_window,
         num_samples=plan.num_samples,

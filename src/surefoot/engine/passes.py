@@ -22,7 +22,10 @@ from surefoot.parallel.layout import GradientSync
 from surefoot.tasks.task import Task
 
 TOTAL = "loss"
-"""Key of the whole loss in what a pass returns, and the only term of a loss that has one."""
+"""Key of the whole loss in what a pass returns, and the only term of a loss that has one.
+
+Of a loss of several terms, one may have this name: it is the loss proper, reported alone under it;
+the others are trained with it and reported apart."""
 
 
 class Pass(Protocol):

@@ -21,6 +21,7 @@ from surefoot.engine.spike_guard import RolledBack
 from surefoot.engine.window import Window, padding_waste
 from surefoot.observe.ledger import Phase, TimeLedger
 from surefoot.state.run_state import Progress
+from surefoot.tasks.task import main_weight
 
 INVESTIGATED = frozenset({"non-finite", "non-finite-loss", "skip", "spike"})
 Investigation = Callable[[Event, Window, Mapping[str, float]], Mapping[str, object]]
@@ -101,7 +102,7 @@ class ReportLog:
 
     def weight_in_flight(self) -> float:
         """Loss-bearing items of the update in flight, over all data-parallel ranks."""
-        return 0.0 if self._in_flight is None else sum(self._in_flight.denominators.values())
+        return 0.0 if self._in_flight is None else main_weight(self._in_flight.denominators)
 
     def book_times(self) -> None:
         """Books what the updates since the last time have spent waiting and logging.
@@ -153,9 +154,9 @@ class ReportLog:
         scalars = pending.scalars()
         arrived = time.perf_counter()
         window = pending.window
-        weight = pending.denominators.get(TOTAL, sum(pending.denominators.values()))
+        weight = main_weight(pending.denominators)
         details = self._details(pending, scalars) if pending.is_sampled else NO_DETAILS
-        applied = weight > 0 and scalars["grad_norm"] < pending.limit
+        applied = any(pending.denominators.values()) and scalars["grad_norm"] < pending.limit
         tokens = round(weight) if self._counts_tokens else 0
         self.progress.consume(window.samples, tokens, window.cursor_after, applied)
         # A device is behind the host: its update ends about when its numbers arrive. One that was

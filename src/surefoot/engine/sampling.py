@@ -58,6 +58,8 @@ class Sampling:
     """Whether the update under way is sampled."""
     passes_left: int = field(default=1, init=False)
     """The pass that brings it to 0 looks whether it is due."""
+    loads: Callable[[], Mapping[str, Tensor]] = field(default=dict, init=False)
+    """Further numbers of a window: the loads of experts. Every rank asks alike."""
 
     def __post_init__(self) -> None:
         self._watched = watched(list(self.parameters.values()))
@@ -88,7 +90,8 @@ class Sampling:
         self._before = copies(self._watched) if self._watched else []
         if self.clock is not None and self.optimizer is not None:
             self._mark_step(self.optimizer, self.clock)
-        return self._norms("grad_norm", [p for _, p in self._named], lambda p: p.grad)
+        norms = self._norms("grad_norm", [p for _, p in self._named], lambda p: p.grad)
+        return {**norms, **{f"{DETAIL}{name}": value for name, value in self.loads().items()}}
 
     def after_step(self) -> dict[str, Tensor]:
         """Takes the rest; the update is no longer sampled."""

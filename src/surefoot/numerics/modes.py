@@ -44,7 +44,8 @@ def untouched_statistics(model: nn.Module) -> Iterator[None]:
     """Inside, no BatchNorm of `model` takes its batch into its running statistics.
 
     It normalises by them, as in an evaluation, so that a batch of one sample is no error. One that
-    meets other ranks in its forward goes on meeting them.
+    meets other ranks in its forward goes on meeting them. A module with statistics of another kind
+    has an attribute `takes_statistics`, which is False inside.
     """
     tracking = [
         module
@@ -55,10 +56,13 @@ def untouched_statistics(model: nn.Module) -> Iterator[None]:
     ]
     meeting = [module for module in tracking if isinstance(module, nn.SyncBatchNorm)]
     alone = [module for module in tracking if not isinstance(module, nn.SyncBatchNorm)]
+    counting = [m for m in model.modules() if getattr(m, "takes_statistics", False)]
     for sync in meeting:
         sync.track_running_stats = False
     for module in alone:
         module.training = False
+    for counter in counting:
+        counter.takes_statistics = False  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -66,6 +70,8 @@ def untouched_statistics(model: nn.Module) -> Iterator[None]:
             sync.track_running_stats = True
         for module in alone:
             module.training = True
+        for counter in counting:
+            counter.takes_statistics = True  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, slots=True)

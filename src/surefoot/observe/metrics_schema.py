@@ -110,6 +110,14 @@ DETAILS = (
         "mean",
     ),
     _exact(
+        "expert_load_max",
+        "1",
+        "choices of the most loaded expert of any layer, over the mean of its layer",
+        "mean",
+    ),
+    _exact("expert_load_min", "1", "the same of the least loaded expert", "mean"),
+    _exact("dropped_tokens", "1", "share of the routers' choices beyond the capacity", "mean"),
+    _exact(
         "grad_norm/PARAMETER", "gradient", "gradient norm of one parameter of log.layers", "mean"
     ),
     _exact(

@@ -52,6 +52,14 @@ class Task(Protocol):
         """Sums for evaluation. Holds `loss`, or `loss/TERM` for each term of several."""
 
 
+def main_weight(weights: Mapping[str, float]) -> float:
+    """The weight that counts where a loss has several terms: that of `loss`, or all added up.
+
+    A term called `loss` is the loss proper; others beside it (a router's) are trained with it.
+    """
+    return weights.get("loss", sum(weights.values()))
+
+
 def count_samples(batch: Any) -> float:
     """Samples in a batch: the first dim of the first tensor (or the length of the first list).
 
