@@ -26,6 +26,7 @@ from surefoot.engine.device_clock import DeviceClock, TimedTask
 from surefoot.engine.first_bad import FirstBad
 from surefoot.engine.guard import Guard, NonFinitePolicy
 from surefoot.engine.passes import Pass, PlainPass, RanksPass
+from surefoot.engine.pipeline_pass import PipelinePass
 from surefoot.engine.reporting import ReportLog
 from surefoot.engine.sampling import SampledPass, Sampling
 from surefoot.engine.signals import Signals
@@ -87,10 +88,7 @@ def make_trainable(
     """Lays the model out on the device and builds all that one update of it needs."""
     precision = choose_precision(settings.precision.dtype, device)
     apply_matmul_mode(precision)
-    wishes = Wishes(
-        settings.parallel, settings.train.compile, precision.compute_dtype, settings.memory
-    )
-    laid_out = lay_out(model, device, wishes, place)
+    laid_out = lay_out(model, device, wishes_of(settings, precision), place)
     ledger = make_ledger(model, settings.optimizer)
     answers = {settings.guard.non_finite, settings.guard.spikes}
     skipping = precision.needs_loss_scale or "skip" in answers
@@ -151,6 +149,18 @@ def make_trainable(
         joint.host_sums,
         clock.milliseconds if clock is not None else lambda: None,
         laid_out.cut,
+    )
+
+
+def wishes_of(settings: Settings, precision: Precision) -> Wishes:
+    """What the settings ask of the laying out."""
+    train = settings.train
+    return Wishes(
+        settings.parallel,
+        train.compile,
+        precision.compute_dtype,
+        settings.memory,
+        train.accumulation,
     )
 
 
@@ -252,16 +262,13 @@ def joint_parts(
     mesh = place.mesh
     if mesh is None:
         return JointParts(PlainPass(model, task, precision), lambda: weight_norm(parameters))
-    run_pass = RanksPass(
-        laid_out.forward,
-        task,
-        precision,
-        laid_out.sync,
-        SharedBuffers(model, mesh).share,
-        mesh.sum_over_data,
+    share, host_sums = SharedBuffers(model, mesh).share, HostSums(mesh)
+    run_pass: Pass = RanksPass(
+        laid_out.forward, task, precision, laid_out.sync, share, mesh.sum_over_data
     )
-    host_sums = HostSums(mesh)
-    if not laid_out.is_sharded:
+    if laid_out.pipeline is not None:
+        run_pass = PipelinePass(laid_out.pipeline, task, precision, share, mesh.sum_over_data)
+    elif not laid_out.is_sharded:
         return JointParts(run_pass, lambda: weight_norm(parameters), host_sums, host_sums=host_sums)
     norm = ShardedNorm(parameters, mesh)
     return JointParts(

@@ -6,7 +6,7 @@ in stays the one whose names and state count; nothing here trains.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -19,8 +19,9 @@ from surefoot.config.sections.parallel import ParallelSection
 from surefoot.core.errors import RequestError
 from surefoot.memory.recompute import recompute_blocks
 from surefoot.parallel.data_parallel import Replicas
-from surefoot.parallel.fsdp import Shards
+from surefoot.parallel.fsdp import Shards, precision_policy
 from surefoot.parallel.mesh import ONE_RANK, Mesh, MeshSizes, resolve_sizes
+from surefoot.parallel.pipeline import Copies, Cut, Pipeline, cut_for, make_stages
 from surefoot.parallel.ranks import OneRank, Ranks, world_ranks
 from surefoot.parallel.tensor import TensorParallel, cut_layers
 
@@ -107,6 +108,8 @@ class LaidOut:
     """Whether its parameters are DTensors."""
     cut: Callable[[], None] = lambda: None
     """Gives up parameters that are gathered, after an evaluation."""
+    pipeline: Pipeline | None = None
+    """The stages of this rank; None where it has all layers."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,8 @@ class Wishes:
     compute_dtype: torch.dtype = torch.float32
     """Of the forward."""
     memory: MemorySection = field(default_factory=MemorySection)
+    window: int = 1
+    """Micro-batches of an update on one rank."""
 
 
 def lay_out(model: nn.Module, device: torch.device, wishes: Wishes, place: Place) -> LaidOut:
@@ -127,6 +132,7 @@ def lay_out(model: nn.Module, device: torch.device, wishes: Wishes, place: Place
         RequestError: the model cannot be laid out so.
     """
     section, mesh = wishes.section, place.mesh
+    cut = None if mesh is None else cut_for(model, wishes, mesh)
     model.to(device)
     if set(place.sizes.used()) - {"replicate"} and wishes.compile == "whole":
         raise RequestError(
@@ -141,6 +147,8 @@ def lay_out(model: nn.Module, device: torch.device, wishes: Wishes, place: Place
     compile_model(model, wishes.compile)
     if mesh is None:
         return LaidOut(model, NoSync())
+    if cut is not None:
+        return lay_out_stages(model, device, wishes, mesh, cut)
     if mesh.sizes.tensor > 1 and mesh.sizes.data_parallel == 1:
         return LaidOut(model, TensorParallel(model), is_sharded=True)
     if mesh.sizes.shard > 1 or mesh.sizes.tensor > 1:
@@ -150,6 +158,45 @@ def lay_out(model: nn.Module, device: torch.device, wishes: Wishes, place: Place
     find_unused = section.unused_parameters == "find"
     replicas = Replicas.of(model, mesh, device, find_unused=find_unused)
     return LaidOut(replicas.wrapped, replicas)
+
+
+def lay_out_stages(
+    model: nn.Module, device: torch.device, wishes: Wishes, mesh: Mesh, cut: Cut
+) -> LaidOut:
+    """Lays out the stages of this rank: each is sharded, or copied, apart from the others."""
+    section, sizes = wishes.section, mesh.sizes
+    stages = make_stages(model, cut)
+    syncs: Sequence[GradientSync]
+    shards: list[Shards] = []
+    is_sharded = sizes.tensor > 1 or sizes.shard > 1
+    dtype = next(parameter.dtype for parameter in model.parameters())
+    if sizes.shard > 1 or (sizes.tensor > 1 and sizes.replicate > 1):
+        shards = [Shards.of(s.model, section, mesh, wishes.compute_dtype) for s in stages]
+        syncs = shards
+        dtype = precision_policy(section, wishes.compute_dtype).param_dtype or dtype
+    elif sizes.tensor > 1:
+        syncs = [TensorParallel(stage.model) for stage in stages]
+    elif sizes.replicate > 1:
+        syncs = [Copies(stage.model, mesh.group("replicate")) for stage in stages]
+    else:
+        syncs = [NoSync() for _ in stages]
+
+    def give_up() -> None:
+        for each in shards:
+            each.cut()
+
+    parts = sizes.tensor if section.cut_sequence else 1
+    pipeline = Pipeline(
+        model,
+        cut,
+        stages,
+        tuple(syncs),
+        mesh.group("pipeline"),
+        device,
+        dtype,
+        (sizes.coordinates(mesh.rank)["tensor"] % parts, parts),
+    )
+    return LaidOut(model, NoSync(), is_sharded, give_up, pipeline)
 
 
 def compile_model(model: nn.Module, extent: Literal["off", "blocks", "whole"]) -> None:

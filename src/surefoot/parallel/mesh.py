@@ -30,7 +30,7 @@ COSTS: Final = {
     "expert": "tokens exchanged twice in each layer of experts",
     "tensor": "two all-reduces of activations in each layer, forward and backward",
 }
-BUILT: Final = ("replicate", "shard", "tensor")
+BUILT: Final = ("pipeline", "replicate", "shard", "tensor")
 """Axes that this version can use."""
 
 

@@ -68,7 +68,7 @@ class ShardedNorm:
 
     def _norm(self, parts: Sequence[Tensor], axes: Sequence[tuple[str, ...]]) -> Tensor:
         if not parts:
-            return torch.zeros(())
+            return self._over_stages(torch.zeros((), device=self._parameters[0].device)).sqrt()
         kinds = list(dict.fromkeys(axes))
         squares = torch.stack(
             [
@@ -84,4 +84,11 @@ class ShardedNorm:
             summed = squares[places]
             dist.all_reduce(summed, op=dist.ReduceOp.SUM, group=self._mesh.group(axis))
             squares = squares.index_copy(0, places, summed)
-        return squares.sum().sqrt()
+        return self._over_stages(squares.sum()).sqrt()
+
+    def _over_stages(self, square: Tensor) -> Tensor:
+        """Added up over the ranks that hold other layers."""
+        if self._mesh.sizes.pipeline > 1:
+            square = square.double()
+            dist.all_reduce(square, op=dist.ReduceOp.SUM, group=self._mesh.group("pipeline"))
+        return square

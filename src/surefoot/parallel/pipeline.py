@@ -1,0 +1,406 @@
+"""Cuts a model into stages along the pipeline axis, as its plan says. It runs no schedule.
+
+A rank keeps the module that it was given, less the layers that lie on other ranks: what stays has
+its own name, and `blocks.3` is `blocks.3` on whichever rank it lies. Each stage runs the model's
+own forward, with what lies elsewhere left out: the list of blocks holds those of the stage, the
+embedding gives what the stage before has sent, and what follows the blocks hands its input on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from surefoot.core.errors import ModelError, RequestError
+from surefoot.core.plans import PipelinePlan, StageStyle, stages_for
+from surefoot.parallel.data_parallel import MOST_NAMED
+from surefoot.parallel.mesh import Mesh
+from surefoot.parallel.pipeline_schedule import PipelineOrder
+from surefoot.parallel.tensor import layers_of, shared_parameters
+
+
+class Received(nn.Module):
+    """Stands in place of the embedding: gives what came from the stage before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden: Tensor | None = None
+
+    def forward(self, *_: Any, **__: Any) -> Tensor:
+        hidden, self.hidden = self.hidden, None
+        if hidden is None:
+            raise ModelError(
+                "the loss calls the model more than once for a batch",
+                where="parallel.pipeline",
+                rule="each micro-batch passes each stage once",
+                remedy="call the model once, or use parallel.shard instead of parallel.pipeline",
+            )
+        return hidden
+
+
+class Nothing(nn.Module):
+    """Stands in place of what the first stage has added already: adds zero."""
+
+    def forward(self, *_: Any, **__: Any) -> float:
+        return 0.0
+
+
+class Passed(nn.Module):
+    """Stands in place of a layer of another stage: hands its input on."""
+
+    def forward(self, hidden: Tensor, *_: Any, **__: Any) -> Tensor:
+        return hidden
+
+
+STANDS_IN: dict[StageStyle, Callable[[], nn.Module]] = {
+    StageStyle.ENTRY: Received,
+    StageStyle.ADDED: Nothing,
+    StageStyle.FIRST: Passed,
+    StageStyle.LAST: Passed,
+}
+
+Work = Callable[["Stage", Tensor | None], Tensor]
+"""What one stage does with one micro-batch: what came from the stage before to what goes on."""
+
+
+class Stage(nn.Module):
+    """One stage, as torch's schedules see it: each call is one micro-batch, in their order.
+
+    Args:
+        model: whose forward is that of this stage alone.
+        index: of the stage.
+        num_stages: of the pipeline.
+    """
+
+    def __init__(self, model: nn.Module, index: int, num_stages: int) -> None:
+        super().__init__()
+        self.model = model
+        self.index = index
+        self.is_first, self.is_last = index == 0, index == num_stages - 1
+        entries = [module for module in model.modules() if isinstance(module, Received)]
+        self._entry = entries[0] if entries else None
+        self._work: list[Work] = []
+
+    def begin(self, work: Sequence[Work]) -> None:
+        """What the next calls do, one after the other."""
+        self._work = list(reversed(work))
+
+    def receive(self, hidden: Tensor) -> None:
+        """What the model's next forward begins with."""
+        assert self._entry is not None
+        self._entry.hidden = hidden
+
+    def forward(self, hidden: Tensor | None = None) -> Tensor:
+        return self._work.pop()(self, hidden)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A model without the layers of other ranks."""
+
+    plan: PipelinePlan
+    order: PipelineOrder
+    rank: int
+    runs: tuple[range, ...]
+    """The blocks of each stage, of all ranks."""
+    width: int
+    elsewhere: frozenset[str]
+
+
+class StageSync(Protocol):
+    """When the gradients of a stage are reduced over ranks with other data."""
+
+    def micro_batch(self, is_last: bool) -> object:
+        """Before the backward of a micro-batch of a window."""
+        ...
+
+    def finish(self) -> None:
+        """After the last backward of a window: gradients are whole in `.grad`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The stages of this rank, and what they exchange with the others."""
+
+    model: nn.Module
+    """Holds all layers of this rank, under their own names."""
+    cut: Cut
+    stages: tuple[Stage, ...]
+    syncs: tuple[StageSync, ...]
+    """One for each stage."""
+    group: dist.ProcessGroup
+    """The ranks of the pipeline axis."""
+    device: torch.device
+    dtype: torch.dtype
+    """Of what goes from stage to stage."""
+    sequence_part: tuple[int, int] = (0, 1)
+    """Which part of how many of each sequence goes from stage to stage here."""
+
+    @property
+    def order(self) -> PipelineOrder:
+        return self.cut.order
+
+    @property
+    def width(self) -> int:
+        """Of what goes from stage to stage: [batch, sequence, width]."""
+        return self.cut.width
+
+    def sync_of(self, stage: Stage) -> StageSync:
+        return self.syncs[self.stages.index(stage)]
+
+    def hidden_shape(self, tokens: Tensor) -> tuple[int, int]:
+        """Batch and sequence of what goes from stage to stage, for token ids [B, S]."""
+        batch, length = tokens.shape
+        part, parts = self.sequence_part
+        share = -(-length // parts)
+        return batch, max(0, min(share, length - part * share))
+
+    def follow_modes(self) -> None:
+        """Stages that are copies of the model take over whether it trains."""
+        for stage in self.stages:
+            stage.model.training = self.model.training
+
+    def from_last(self, numbers: Sequence[Tensor] | None, names: Sequence[str]) -> Tensor:
+        """What the rank of the last stage has, [names] in float64, on every rank of the pipeline.
+
+        Args:
+            numbers: 0-dim, on that rank.
+        """
+        if numbers is None:
+            told = torch.zeros(len(names), dtype=torch.float64, device=self.device)
+        else:
+            told = torch.stack([number.detach().double() for number in numbers])
+        last = self.order.rank_of(self.order.num_stages - 1)
+        dist.broadcast(told, src=dist.get_global_rank(self.group, last), group=self.group)
+        return told
+
+
+def remove_other_stages(model: nn.Module, order: PipelineOrder, rank: int) -> Cut:
+    """Takes away what lies on other ranks, in place; names stay.
+
+    Args:
+        rank: along the pipeline axis.
+
+    Raises:
+        RequestError: no plan knows the model, it has too few layers, a tensor would lie on two
+            stages, or a stage would have nothing to train.
+    """
+    plan = stages_for(name for name, _ in layers_of(model))
+    if plan is None:
+        raise RequestError(
+            f"no plan says how a {type(model).__name__} is cut into stages",
+            where="parallel.pipeline",
+            rule="plans are known for our GPT and for transformers' Llama, Qwen and Mistral",
+            remedy="use parallel.shard, which cuts any model",
+        )
+    blocks = model.get_submodule(plan.blocks)
+    assert isinstance(blocks, nn.ModuleList)
+    runs = runs_of_blocks(len(blocks), order)
+    refuse_shared(model, plan, runs)
+    names = frozenset(model.state_dict())
+    refuse_idle(model, plan, order, runs)
+    own = [stage for stage in range(order.num_stages) if order.rank_of(stage) == rank]
+    keep_stages(model, plan, runs, own)
+    width = int(getattr(model.config, plan.width))
+    return Cut(plan, order, rank, tuple(runs), width, names - frozenset(model.state_dict()))
+
+
+def make_stages(model: nn.Module, cut: Cut) -> tuple[Stage, ...]:
+    """The stages of this rank; several share their layers with `model`, one is `model` itself."""
+    own = cut.order.stages_of(cut.rank)
+    stages = []
+    for index in own:
+        part = model
+        if len(own) > 1:
+            part = copied_along(model, cut.plan)
+            keep_stages(part, cut.plan, cut.runs, [index])
+        stages.append(Stage(part, index, cut.order.num_stages))
+    return tuple(stages)
+
+
+def runs_of_blocks(num_blocks: int, order: PipelineOrder) -> list[range]:
+    """The blocks of each stage: as even as can be, the first ones hold one more.
+
+    Raises:
+        RequestError: there are fewer blocks than stages.
+    """
+    number = order.num_stages
+    if num_blocks < number:
+        per_rank = order.stages_per_rank
+        most = max(1, num_blocks // per_rank)
+        raise RequestError(
+            f"{num_blocks} layers for {number} stages ({order.num_ranks} ranks of {per_rank})",
+            where="parallel.pipeline",
+            rule="each stage holds at least one layer",
+            remedy=f"use parallel.pipeline={most}"
+            + (" or fewer stages on each rank" if per_rank > 1 else ""),
+        )
+    share, more = divmod(num_blocks, number)
+    ends = [share * (stage + 1) + min(stage + 1, more) for stage in range(number)]
+    return [range(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def stage_of_layer(name: str, plan: PipelinePlan, runs: Sequence[range]) -> int:
+    """The stage that holds a layer, by the layer's or its parameter's dotted name."""
+    inside = f"{plan.blocks}."
+    if name.startswith(inside):
+        index = int(name[len(inside) :].partition(".")[0])
+        return next(stage for stage, run in enumerate(runs) if index in run)
+    style = next(s for known, s in plan.others.items() if f"{name}.".startswith(f"{known}."))
+    return len(runs) - 1 if style is StageStyle.LAST else 0
+
+
+def refuse_shared(model: nn.Module, plan: PipelinePlan, runs: Sequence[range]) -> None:
+    """Refuses tensors that two stages would hold.
+
+    Raises:
+        RequestError: with their names.
+    """
+    for alias, name in shared_parameters(model).items():
+        first, second = (stage_of_layer(n, plan, runs) for n in (name, alias))
+        if first != second:
+            raise RequestError(
+                f"{alias} is {name}, and they lie on the stages {second} and {first}",
+                where="parallel.pipeline",
+                rule="a tensor lies on one stage: tied embeddings are on the first and the last",
+                remedy="use model.tied=false, or parallel.shard instead of parallel.pipeline",
+            )
+
+
+def refuse_idle(
+    model: nn.Module, plan: PipelinePlan, order: PipelineOrder, runs: Sequence[range]
+) -> None:
+    """Refuses a rank with nothing to train.
+
+    Raises:
+        RequestError: with the rank's layers.
+    """
+    trained = {
+        order.rank_of(stage_of_layer(name, plan, runs))
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+    idle = [rank for rank in range(order.num_ranks) if rank not in trained]
+    if idle:
+        raise RequestError(
+            f"all layers of pipeline rank {idle[0]} are frozen",
+            where="parallel.pipeline",
+            rule="each rank trains something",
+            remedy="use fewer pipeline ranks, or unfreeze some of its layers",
+        )
+
+
+def keep_stages(
+    model: nn.Module, plan: PipelinePlan, runs: Sequence[range], stages: Sequence[int]
+) -> None:
+    """Leaves only the layers of some stages, in place; blocks keep their numbers."""
+    kept = {str(index) for stage in stages for index in runs[stage]}
+    blocks = model.get_submodule(plan.blocks)
+    for name in list(blocks._modules):
+        if name not in kept:
+            del blocks._modules[name]
+    for name, style in plan.others.items():
+        holder, _, attribute = name.rpartition(".")
+        there = getattr(model.get_submodule(holder), attribute, None)
+        if there is not None and stage_of_layer(name, plan, runs) not in stages:
+            setattr(model.get_submodule(holder), attribute, STANDS_IN[style]())
+
+
+def copied_along(model: nn.Module, plan: PipelinePlan) -> nn.Module:
+    """A copy of a module whose children are the same, but for those that hold what a plan names."""
+    copied = _shallow(model)
+    names = (f"{plan.blocks}.0", *plan.others)
+    holders = {
+        ".".join(name.split(".")[:n]) for name in names for n in range(1, name.count(".") + 1)
+    }
+    for holder in sorted(holders, key=lambda name: name.count(".")):
+        above, _, attribute = holder.rpartition(".")
+        parent = copied.get_submodule(".".join(above))
+        parent._modules[attribute] = _shallow(parent.get_submodule(attribute))
+    return copied
+
+
+def _shallow(module: nn.Module) -> nn.Module:
+    copied = module.__new__(type(module))
+    copied.__dict__ = {
+        name: value.copy() if isinstance(value, dict) else value
+        for name, value in module.__dict__.items()
+    }
+    return copied
+
+
+class Copies:
+    """Copies of a stage: their gradients are summed once a window, after its last backward.
+
+    Args:
+        model: of one stage.
+        group: the ranks that hold its copies.
+    """
+
+    def __init__(self, model: nn.Module, group: dist.ProcessGroup) -> None:
+        self._trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._group = group
+
+    def micro_batch(self, is_last: bool) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def finish(self) -> None:
+        """Leaves the sums in `.grad`.
+
+        Raises:
+            ModelError: a parameter took no part in the loss; another copy may wait for its sum.
+        """
+        idle = [name for name, parameter in self._trained.items() if parameter.grad is None]
+        if idle:
+            raise ModelError(
+                "a parameter took no part in the loss: the gradients of the copies were not summed",
+                where=", ".join(idle[:MOST_NAMED]),
+                rule="copies sum the gradients of all parameters once a window",
+                remedy="freeze what is not used (model.frozen)",
+            )
+        gradients = [p.grad for p in self._trained.values() if p.grad is not None]
+        for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
+            same = [gradient for gradient in gradients if gradient.dtype == dtype]
+            flat = torch.cat([gradient.reshape(-1) for gradient in same])
+            dist.all_reduce(flat, op=dist.ReduceOp.SUM, group=self._group)
+            parts = flat.split([gradient.numel() for gradient in same])
+            torch._foreach_copy_(same, [p.view_as(g) for p, g in zip(parts, same, strict=True)])
+
+
+def cut_for(model: nn.Module, wishes: Any, mesh: Mesh) -> Cut | None:
+    """Takes away the layers of other stages, where the mesh has any; see `remove_other_stages`.
+
+    Args:
+        wishes: see `layout.Wishes`.
+
+    Raises:
+        RequestError: the model, or the rest of the layout, cannot be spread over stages.
+    """
+    if mesh.sizes.pipeline == 1:
+        return None
+    others = [axis for axis in ("context", "expert") if getattr(mesh.sizes, axis) > 1]
+    if others:
+        raise RequestError(
+            f"parallel.pipeline is {mesh.sizes.pipeline}, and parallel.{others[0]} is "
+            f"{getattr(mesh.sizes, others[0])}",
+            where="parallel",
+            rule="stages are combined with replicate, shard and tensor",
+            remedy=f"use parallel.{others[0]}=1",
+        )
+    if wishes.compile == "blocks" and wishes.section.pipeline_schedule == "zero-bubble":
+        raise RequestError(
+            "train.compile is blocks, and the schedule is zero-bubble",
+            where="train.compile",
+            rule="a compiled backward cannot be split into that for inputs and that for weights",
+            remedy="use train.compile=off, or parallel.pipeline_schedule=1f1b",
+        )
+    order = PipelineOrder.of(wishes.section, mesh.sizes.pipeline)
+    order.check_window(wishes.window)
+    return remove_other_stages(model, order, mesh.sizes.coordinates(mesh.rank)["pipeline"])
