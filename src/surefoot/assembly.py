@@ -38,6 +38,7 @@ from surefoot.feeding import (
 )
 from surefoot.numerics.determinism import preserved_rng, seed_everything, use_deterministic
 from surefoot.optim.ema import NoAverage
+from surefoot.parallel.context import cut_task
 from surefoot.parallel.digests import digest_of_weights
 from surefoot.parallel.join import join_ranks
 from surefoot.parallel.layout import ALONE, Place, find_place
@@ -108,7 +109,7 @@ class Assembly:
             with closing(loader.iterate_once()) as micro_batches:
                 first = evaluate(
                     self.material.model,
-                    self.material.task,
+                    self.evaluator.task,
                     islice(micro_batches, 1),
                     trainable.precision,
                     trainable.device,
@@ -186,6 +187,7 @@ def assemble(
     """
     device = choose_device(settings.device)
     place = find_place(settings.parallel, device)
+    task = cut_task(material.task, material.model, place.mesh, settings.parallel)
     plan = make_plan(material.train, settings, place)
     pace = make_pace(material.train, material.task, plan, material.model)
     horizon_updates = updates_in(settings.train.horizon, pace)
@@ -197,9 +199,7 @@ def assemble(
         # Before the model is spread: the loss of a few samples needs no other rank.
         check_loss(material, torch.device("cpu"))
         initial_digest = digest_of_weights(material.model)
-        trainable = make_trainable(
-            material.model, material.task, settings, device, pace, observers, place
-        )
+        trainable = make_trainable(material.model, task, settings, device, pace, observers, place)
         seed_rank(settings.seed, place)
     loader_settings = make_loader_settings(settings)
     loader = Loader(
@@ -212,7 +212,7 @@ def assemble(
     use_ema = settings.evaluate.weights == "ema"
     evaluator = Evaluator(
         model=material.model,
-        task=material.task,
+        task=task,
         sets={name: opened_by(loader) for name, loader in eval_loaders.items()},
         precision=trainable.precision,
         device=device,
@@ -255,9 +255,9 @@ def evaluated_weights(model: nn.Module, trainable: Trainable, use_ema: bool) -> 
 
 
 def seed_rank(seed: int, place: Place) -> None:
-    """Gives replicas dropout of their own; ranks that share data share it, and rank 0 keeps its."""
-    if place.data_rank > 0:
-        seed_everything(keyed_hash(seed, RANK_SEED, place.data_rank) >> 32)
+    """Gives ranks that see other items dropout of their own; others share it, rank 0 keeps its."""
+    if place.item_rank > 0:
+        seed_everything(keyed_hash(seed, RANK_SEED, place.item_rank) >> 32)
 
 
 def check_loss(material: Material, device: torch.device) -> None:

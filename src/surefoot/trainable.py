@@ -264,10 +264,10 @@ def joint_parts(
         return JointParts(PlainPass(model, task, precision), lambda: weight_norm(parameters))
     share, host_sums = SharedBuffers(model, mesh).share, HostSums(mesh)
     run_pass: Pass = RanksPass(
-        laid_out.forward, task, precision, laid_out.sync, share, mesh.sum_over_data
+        laid_out.forward, task, precision, laid_out.sync, share, mesh.sum_over_items
     )
     if laid_out.pipeline is not None:
-        run_pass = PipelinePass(laid_out.pipeline, task, precision, share, mesh.sum_over_data)
+        run_pass = PipelinePass(laid_out.pipeline, task, precision, share, mesh.sum_over_items)
     elif not laid_out.is_sharded:
         return JointParts(run_pass, lambda: weight_norm(parameters), host_sums, host_sums=host_sums)
     norm = ShardedNorm(parameters, mesh)

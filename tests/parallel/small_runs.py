@@ -30,7 +30,10 @@ ACCUMULATION = 3
 
 
 class UnevenTexts(torch.utils.data.Dataset[dict[str, Tensor]]):
-    """Texts of which between 2 and all tokens count."""
+    """Texts of which between 2 and all tokens count, each of one document or of several."""
+
+    def __init__(self, documents: bool = False) -> None:
+        self.documents = documents
 
     def __len__(self) -> int:
         return NUM_SAMPLES
@@ -40,7 +43,19 @@ class UnevenTexts(torch.utils.data.Dataset[dict[str, Tensor]]):
         ids = torch.randint(VOCABULARY, (LENGTH,), generator=generator)
         labels = ids.clone()
         labels[2 + index % (LENGTH - 2) :] = -100
-        return {"input_ids": ids, "labels": labels}
+        if not self.documents:
+            return {"input_ids": ids, "labels": labels}
+        places = torch.arange(LENGTH)
+        starts = (places == 3 + index % 4) | (places == 8)
+        owner = starts.cumsum(0)
+        first = torch.where(starts, places, 0).cummax(0).values
+        labels[starts] = -100
+        return {
+            "input_ids": ids,
+            "labels": labels,
+            "document_ids": owner,
+            "position_ids": places - first,
+        }
 
 
 class Pictures(torch.utils.data.Dataset[tuple[Tensor, int]]):
@@ -123,14 +138,15 @@ def assembled(
     resolved = resolve_settings(settings).config
     prepare_process(resolved)
     task: Task
-    if kind == "gpt":
+    is_text = kind in ("gpt", "documents")
+    if is_text:
         built: nn.Module = small_gpt(**model)
-        data: Any = UnevenTexts()
+        data: Any = UnevenTexts(documents=kind == "documents")
         task = GenerationTask(VOCABULARY)
     else:
         built, data, task = small_classifier(), Pictures(), ClassificationTask(3)
     source = as_source(data, "training data")
-    if dtype is torch.float64 and kind != "gpt":
+    if dtype is torch.float64 and not is_text:
         built = nn.Sequential(AsDouble(), built)
     material = Material(built.to(dtype), task, source, {"validation": source})
     return assemble(material, resolved)

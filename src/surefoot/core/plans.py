@@ -174,3 +174,45 @@ def stages_for(layers: Iterable[str]) -> PipelinePlan | None:
         if not plan.unknown(named) and any(n.startswith(f"{plan.blocks}.") for n in named):
             return plan
     return None
+
+
+@dataclass(frozen=True)
+class ContextPlan:
+    """Where the places of a sequence meet in a family's models.
+
+    Args:
+        name: of the family.
+        attention: pattern of the modules that take query, key and value, each [batch, heads,
+            sequence, head width], and return the same shape; nowhere else do places meet.
+        whole: names of modules whose first input, [batch, sequence], is needed whole.
+        heads: what the context axis must divide, as names of the model's configuration.
+        longest: name there of the most places in one sequence.
+    """
+
+    name: str
+    attention: str
+    whole: tuple[str, ...]
+    heads: tuple[str, ...]
+    longest: str
+
+    def exchanges(self, module: str) -> bool:
+        """Whether heads are exchanged around this module."""
+        same_depth = module.count(".") == self.attention.count(".")
+        return same_depth and fnmatchcase(module, self.attention)
+
+
+GPT_CONTEXT = ContextPlan(
+    name="gpt",
+    attention="blocks.*.attention.core",
+    whole=("document_mask",),
+    heads=("num_heads", "num_kv_heads"),
+    longest="sequence_length",
+)
+
+CONTEXT_PLANS = (GPT_CONTEXT,)
+
+
+def context_for(modules: Iterable[str]) -> ContextPlan | None:
+    """The plan whose attention is among these modules."""
+    named = list(modules)
+    return next((p for p in CONTEXT_PLANS if any(map(p.exchanges, named))), None)

@@ -68,7 +68,7 @@ class SharedBuffers:
 
     def share(self) -> None:
         """Called by every rank after each window."""
-        for axis in self._mesh.data_axes() if self._buffers else ():
+        for axis in self._mesh.item_axes() if self._buffers else ():
             group = self._mesh.group(axis)
             source = dist.get_global_rank(group, 0)
             for dtype in {buffer.dtype for buffer in self._buffers}:

@@ -43,7 +43,7 @@ class Shards:
         options: dict[str, Any] = {
             # One axis of copies and one of shards (HSDP); either may be of one rank.
             "mesh": mesh.submesh("replicate", "shard")
-            if mesh.sizes.replicate > 1
+            if mesh.weight_sizes.replicate > 1
             else mesh.submesh("shard"),
             "reshard_after_forward": section.shards == "parameters",
             "mp_policy": precision_policy(section, compute_dtype),

@@ -1,7 +1,7 @@
 """Lays a model out over the ranks: the one place that says in which order it is changed.
 
-Tensor parallel, then recompute, then compile, then sharding or replicas. The module that is handed
-in stays the one whose names and state count; nothing here trains.
+Tensor parallel, then context, then recompute, then compile, then sharding or replicas. The module
+that is handed in stays the one whose names and state count; nothing here trains.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from surefoot.config.sections.memory import MemorySection
 from surefoot.config.sections.parallel import ParallelSection
 from surefoot.core.errors import RequestError
 from surefoot.memory.recompute import recompute_blocks
+from surefoot.parallel.context import exchange_heads
 from surefoot.parallel.data_parallel import Replicas
 from surefoot.parallel.fsdp import Shards, precision_policy
 from surefoot.parallel.mesh import ONE_RANK, Mesh, MeshSizes, resolve_sizes
@@ -68,6 +69,14 @@ class Place:
     @property
     def data_rank(self) -> int:
         return 0 if self.mesh is None else self.mesh.data_rank
+
+    @property
+    def item_rank(self) -> int:
+        """Which of the ranks that see other samples, or other parts of them, this one is."""
+        if self.mesh is None:
+            return 0
+        part = self.sizes.coordinates(self.mesh.rank)["context"]
+        return self.data_rank * self.sizes.context + part
 
     @property
     def num_data_ranks(self) -> int:
@@ -143,15 +152,18 @@ def lay_out(model: nn.Module, device: torch.device, wishes: Wishes, place: Place
         )
     if mesh is not None and mesh.sizes.tensor > 1:
         cut_layers(model, mesh.submesh("tensor"), cut_sequence=section.cut_sequence)
+    if mesh is not None and mesh.sizes.context > 1:
+        exchange_heads(model, mesh, section)
     recompute_blocks(model, wishes.memory.recompute, wishes.memory.recompute_every)
     compile_model(model, wishes.compile)
     if mesh is None:
         return LaidOut(model, NoSync())
     if cut is not None:
         return lay_out_stages(model, device, wishes, mesh, cut)
-    if mesh.sizes.tensor > 1 and mesh.sizes.data_parallel == 1:
+    sizes = mesh.weight_sizes
+    if sizes.tensor > 1 and sizes.data_parallel == 1:
         return LaidOut(model, TensorParallel(model), is_sharded=True)
-    if mesh.sizes.shard > 1 or mesh.sizes.tensor > 1:
+    if sizes.shard > 1 or sizes.tensor > 1:
         # Copies of a model whose layers are cut are shards of one rank each.
         shards = Shards.of(model, section, mesh, wishes.compute_dtype)
         return LaidOut(model, shards, is_sharded=True, cut=shards.cut)

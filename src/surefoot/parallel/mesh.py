@@ -7,7 +7,7 @@ Nothing here touches a parameter.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Final, NamedTuple
 
@@ -30,7 +30,7 @@ COSTS: Final = {
     "expert": "tokens exchanged twice in each layer of experts",
     "tensor": "two all-reduces of activations in each layer, forward and backward",
 }
-BUILT: Final = ("pipeline", "replicate", "shard", "tensor")
+BUILT: Final = ("pipeline", "replicate", "shard", "context", "tensor")
 """Axes that this version can use."""
 
 
@@ -61,6 +61,16 @@ class MeshSizes:
     def data_parallel(self) -> int:
         """Ranks that see different data."""
         return prod(self.of(DATA_AXES))
+
+    @property
+    def of_weights(self) -> MeshSizes:
+        """The same ranks as weights see them.
+
+        Ranks with parts of one sequence need the same weights and see different items: they are
+        further shards where there are shards, else further copies.
+        """
+        joined = "shard" if self.shard > 1 else "replicate"
+        return replace(self, context=1, **{joined: getattr(self, joined) * self.context})
 
     def of(self, axes: Sequence[str]) -> tuple[int, ...]:
         return tuple(getattr(self, axis) for axis in axes)
@@ -167,6 +177,13 @@ class Mesh:
         self.device_mesh: DeviceMesh = init_device_mesh(
             device_type, sizes.of(AXES), mesh_dim_names=AXES
         )
+        self.weight_sizes = sizes.of_weights
+        """Ranks along each axis, as weights see them."""
+        self.weight_mesh = self.device_mesh
+        if sizes.context > 1:
+            self.weight_mesh = init_device_mesh(
+                device_type, self.weight_sizes.of(AXES), mesh_dim_names=AXES
+            )
         # Numbers of the host never wait for a device.
         self.host_group: Any = dist.new_group(backend="gloo")
 
@@ -180,19 +197,32 @@ class Mesh:
         return self.sizes.leads(self.rank)
 
     def submesh(self, *axes: str) -> DeviceMesh:
-        """The mesh of some axes, through this rank."""
-        return self.device_mesh[axes if len(axes) > 1 else axes[0]]
+        """The mesh of some axes, through this rank, as weights see it."""
+        return self.weight_mesh[axes if len(axes) > 1 else axes[0]]
 
     def group(self, axis: str) -> dist.ProcessGroup:
-        """The ranks along one axis, through this rank."""
-        return self.device_mesh.get_group(axis)
+        """The ranks along one axis, through this rank, as weights see it."""
+        return self.weight_mesh.get_group(axis)
 
-    def data_axes(self) -> tuple[str, ...]:
-        """Axes in use along which ranks have different data."""
-        return tuple(axis for axis in DATA_AXES if getattr(self.sizes, axis) > 1)
+    @property
+    def context_group(self) -> dist.ProcessGroup:
+        """The ranks that hold parts of the same sequences as this rank."""
+        return self.device_mesh.get_group("context")
+
+    def item_axes(self) -> tuple[str, ...]:
+        """Axes in use, as weights see them, along which ranks see different items."""
+        return tuple(axis for axis in DATA_AXES if getattr(self.weight_sizes, axis) > 1)
 
     def sum_over_data(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sums a tensor over the data-parallel ranks, in place; queued, never waited for."""
-        for axis in self.data_axes():
+        for axis in DATA_AXES:
+            if getattr(self.sizes, axis) > 1:
+                group = self.device_mesh.get_group(axis)
+                dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=group)
+        return tensor
+
+    def sum_over_items(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sums over the data-parallel ranks and over the parts of sequences, in place."""
+        for axis in self.item_axes():
             dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=self.group(axis))
         return tensor

@@ -70,6 +70,10 @@ class MetricTotals:
         """[M, 2] of (numerator, denominator): what a reduction over ranks adds up."""
         return torch.stack(tuple(self._totals.values()))
 
+    def pairs(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Name to (numerator, denominator), as they stand."""
+        return {name: (pair[0], pair[1]) for name, pair in self._totals.items()}
+
     def combine(self, reduce: Callable[[Tensor], Tensor]) -> None:
         """Replaces the totals by what `reduce` makes of `stacked`, such as the sums over ranks."""
         names = self.names

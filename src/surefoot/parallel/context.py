@@ -1,0 +1,280 @@
+"""Parts of each sequence on the ranks of the context axis, by exchanging heads around attention.
+
+Every rank runs the whole model on its own places. Around attention the ranks trade: each gives all
+places of some heads away and gets some heads of all places (DeepSpeed Ulysses, Jacobs et al. 2023,
+arXiv 2309.14509), by torch's all-to-all, which has a gradient. The labels are shifted before a
+sequence is cut. What the ranks' losses, metrics and gradients add up to is that of whole sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._functional_collectives import (
+    all_gather_tensor,
+    all_to_all_single_autograd,
+)
+from torch.nn import functional as F
+
+from surefoot.config.sections.parallel import ParallelSection
+from surefoot.core.errors import DataError, RequestError
+from surefoot.core.plans import ContextPlan, context_for
+from surefoot.parallel.mesh import Mesh
+from surefoot.tasks.calling import signature_of
+from surefoot.tasks.generation import Places
+from surefoot.tasks.losses import IGNORE_INDEX
+from surefoot.tasks.metrics import MetricTotals
+from surefoot.tasks.task import Direction, LossSum, MetricSums, Task, Weight
+
+
+@runtime_checkable
+class PlacedTask(Protocol):
+    """A task whose loss adds up over the places of sequences."""
+
+    def places(self, batch: Any) -> Places: ...
+
+    def loss_of(self, model: nn.Module, places: Places) -> LossSum: ...
+
+    def metrics_of(self, model: nn.Module, places: Places) -> MetricSums: ...
+
+
+@dataclass(frozen=True)
+class SequenceParts:
+    """How sequences are cut: in equal parts of neighbouring places, in the order of the ranks.
+
+    Args:
+        rank: of this process along the context axis.
+        num_parts: ranks along it.
+        multiple: the length of a whole sequence is filled up to a multiple of this, at the end,
+            with places that predict nothing; no place before them looks at them.
+        longest: most places of a whole sequence.
+    """
+
+    rank: int
+    num_parts: int
+    multiple: int
+    longest: int
+
+    def own(self, places: Places) -> Places:
+        """This rank's part. Positions stay those in the whole sequence.
+
+        Raises:
+            DataError: a sequence is too long, or an input cannot be cut.
+        """
+        batch, length = places.expected.shape
+        if length > self.longest:
+            raise DataError(
+                f"sequences of {length} tokens",
+                where="input_ids",
+                rule=f"[batch, sequence], sequence from 1 to {self.longest}",
+                remedy="cut the sequences, or build the model with a longer sequence_length",
+            )
+        inputs = {n: self._cut_input(n, v, (batch, length)) for n, v in places.inputs.items()}
+        if "position_ids" not in inputs:
+            positions = torch.arange(length, device=places.expected.device)
+            inputs["position_ids"] = self._cut(positions.expand(batch, length), 0)
+        return Places(inputs, self._cut(places.expected, IGNORE_INDEX))
+
+    def _cut_input(self, name: str, value: Any, shape: tuple[int, int]) -> Any:
+        if not isinstance(value, Tensor) or value.dim() < 2:
+            return value
+        if tuple(value.shape[:2]) != shape:
+            raise DataError(
+                f"{name} has shape {list(value.shape)}",
+                where=name,
+                rule=f"with parallel.context, inputs are cut along the sequence: {[*shape]}",
+                remedy="leave it out of the batch, or use parallel.context=1",
+            )
+        return self._cut(value, 0)
+
+    def _cut(self, values: Tensor, fill: int) -> Tensor:
+        filled = F.pad(
+            values, (0, 0) * (values.dim() - 2) + (0, -values.shape[1] % self.multiple), value=fill
+        )
+        size = filled.shape[1] // self.num_parts
+        return filled.narrow(1, self.rank * size, size)
+
+
+class ContextTask:
+    """A task on parts of sequences: losses of a rank's own places, metrics of all.
+
+    Args:
+        task: what the whole sequences mean.
+        parts: how they are cut.
+        group: the ranks with the other parts.
+    """
+
+    def __init__(self, task: PlacedTask, parts: SequenceParts, group: dist.ProcessGroup) -> None:
+        self.task: Any = task
+        self._parts = parts
+        self._group = group
+
+    @property
+    def unit(self) -> str:
+        return self.task.unit
+
+    @property
+    def deciding_metric(self) -> tuple[str, Direction]:
+        return self.task.deciding_metric
+
+    def weight(self, batch: Any) -> Weight:
+        """Of the whole sequences."""
+        return self.task.weight(batch)
+
+    def loss_sum(self, model: nn.Module, batch: Any) -> LossSum:
+        """Over this rank's places: the losses of the ranks add up to that of the batch."""
+        return self.task.loss_of(model, self._parts.own(self.task.places(batch)))
+
+    def metric_sums(self, model: nn.Module, batch: Any) -> MetricSums:
+        """Over all places, the same on each rank."""
+        totals = MetricTotals()
+        totals.add(self.task.metrics_of(model, self._parts.own(self.task.places(batch))))
+        totals.combine(self._summed)
+        return dict(totals.pairs())
+
+    def _summed(self, values: Tensor) -> Tensor:
+        dist.all_reduce(values, op=dist.ReduceOp.SUM, group=self._group)
+        return values
+
+
+def cut_task(task: Task, model: nn.Module, mesh: Mesh | None, section: ParallelSection) -> Task:
+    """The task on this rank's parts of the sequences; itself where they are whole.
+
+    Raises:
+        RequestError: sequences of this task or of this model cannot be cut.
+    """
+    if mesh is None or mesh.sizes.context == 1:
+        return task
+    for axis in ("pipeline", "expert"):
+        if getattr(mesh.sizes, axis) > 1:
+            raise RequestError(
+                f"parallel.context = {mesh.sizes.context}, and parallel.{axis} is above 1 too",
+                where="parallel.context",
+                rule="parts of sequences go with replicate, shard and tensor",
+                remedy=f"use parallel.context=1, or parallel.{axis}=1",
+            )
+    if not isinstance(task, PlacedTask):
+        raise RequestError(
+            f"a {type(task).__name__} cannot be computed on parts of sequences",
+            where="parallel.context",
+            rule="what is cut is next-token prediction (GenerationTask), without further metrics",
+            remedy="use parallel.context=1, or a GenerationTask",
+        )
+    sizes = mesh.sizes
+    plan = checked_plan(model, sizes.context, sizes.tensor)
+    rank = sizes.coordinates(mesh.rank)["context"]
+    multiple = sizes.context * (sizes.tensor if section.cut_sequence else 1)
+    config: Any = model.config
+    parts = SequenceParts(rank, sizes.context, multiple, getattr(config, plan.longest))
+    return ContextTask(task, parts, mesh.context_group)
+
+
+def exchange_heads(model: nn.Module, mesh: Mesh, section: ParallelSection) -> None:
+    """Makes the places of a model's parts meet: hooks around attention, in place; names stay.
+
+    Raises:
+        RequestError: the model has no plan, its heads cannot be divided, or a ring is asked for.
+    """
+    if section.context_exchange == "ring":
+        raise _no_ring(mesh.device_mesh.device_type)
+    plan = checked_plan(model, mesh.sizes.context, mesh.sizes.tensor)
+    exchange = HeadExchange(mesh.context_group)
+    for name, module in model.named_modules():
+        if plan.exchanges(name):
+            module.register_forward_pre_hook(exchange.before)
+            module.register_forward_hook(exchange.after)
+        elif name in plan.whole:
+            module.register_forward_pre_hook(exchange.gathered)
+
+
+class HeadExchange:
+    """Trades heads for places and back, with the gradient that belongs to each.
+
+    Args:
+        group: ranks with the parts of the same sequences.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._size = group.size()
+
+    def before(self, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Query, key and value [B, H, S / ranks, D] to [B, H / ranks, S, D], in one exchange."""
+        query, key, value, *others = inputs
+        parts = [self._by_rank(heads) for heads in (query, key, value)]
+        traded = self._all_to_all(torch.cat(parts, dim=2))
+        split = traded.split([part.shape[2] for part in parts], dim=2)
+        return (*(part.permute(1, 2, 0, 3, 4).flatten(2, 3) for part in split), *others)
+
+    def after(self, _: nn.Module, inputs: Any, mixed: Tensor) -> Tensor:
+        """[B, H / ranks, S, D] to [B, H, S / ranks, D]."""
+        by_place = mixed.unflatten(2, (self._size, -1)).permute(2, 0, 1, 3, 4)
+        return self._all_to_all(by_place).permute(1, 0, 2, 3, 4).flatten(1, 2)
+
+    def gathered(self, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The first input, [B, S / ranks], as [B, S]; it has no gradient."""
+        first, *others = inputs
+        return (all_gather_tensor(first.contiguous(), 1, self._group), *others)
+
+    def _by_rank(self, heads: Tensor) -> Tensor:
+        """[B, H, s, D] to [ranks, B, H / ranks, s, D]."""
+        return heads.unflatten(1, (self._size, -1)).transpose(0, 1)
+
+    def _all_to_all(self, parts: Tensor) -> Tensor:
+        """Gives part i of the first dim to rank i and gets one from each."""
+        return all_to_all_single_autograd(parts.contiguous(), None, None, self._group)
+
+
+def checked_plan(model: nn.Module, num_parts: int, num_tensor: int) -> ContextPlan:
+    """The plan of a model whose heads the ranks can share.
+
+    Raises:
+        RequestError: there is none, or heads do not divide; with the nearest size that does.
+    """
+    plan = context_for(name for name, _ in model.named_modules())
+    if plan is None or "position_ids" not in signature_of(model).names:
+        raise RequestError(
+            f"no plan says where the places of a sequence meet in a {type(model).__name__}",
+            where="parallel.context",
+            rule="a plan is known for our GPT; its attention lies in modules of their own",
+            remedy="use parallel.context=1 (parallel.tensor with cut_sequence, or "
+            "memory.recompute, save memory too)",
+        )
+    config: Any = model.config
+    heads: Mapping[str, int] = {name: getattr(config, name) for name in plan.heads}
+    broken = [f"{n} = {size}" for n, size in heads.items() if size % (num_parts * num_tensor)]
+    if broken:
+        along = f" x parallel.tensor = {num_tensor}" if num_tensor > 1 else ""
+        fits = [
+            n
+            for n in range(1, max(heads.values()) + 1)
+            if all(size % (n * num_tensor) == 0 for size in heads.values())
+        ] or [1]
+        nearest = min(fits, key=lambda n: (abs(n - num_parts), n))
+        raise RequestError(
+            f"parallel.context = {num_parts}{along} does not divide {', '.join(broken)}",
+            where="parallel.context",
+            rule="around attention each rank holds as many heads as the others, of all places",
+            remedy=f"use parallel.context={nearest}",
+        )
+    return plan
+
+
+def _no_ring(device_type: str) -> RequestError:
+    reason = (
+        "torch's ring attention has no rule for the attention kernel of the CPU"
+        if device_type == "cpu"
+        else "torch's ring attention (experimental) has not been proven here to train as one "
+        "process does"
+    )
+    return RequestError(
+        f"parallel.context_exchange is ring, on {device_type}",
+        where="parallel.context_exchange",
+        rule=reason,
+        remedy="use parallel.context_exchange=all-to-all",
+    )
