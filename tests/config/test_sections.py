@@ -19,10 +19,11 @@ from surefoot.config.sections import (
     Settings,
     TrainSection,
 )
-from surefoot.config.sections.models import ModelBase
+from surefoot.config.sections.models import ExpertsSection, ModelBase
 from surefoot.core.units import Steps
 from surefoot.models.gpt import GPTConfig
 from surefoot.models.mlp import MLPConfig
+from surefoot.models.moe import MoEConfig
 from surefoot.models.resnet import ResNetConfig
 
 CHOICES = {"from-data", "as-heads"}
@@ -106,3 +107,26 @@ def test_json_schema() -> None:
     assert json.loads(json.dumps(schema)) == schema
     assert set(Settings.model_json_schema()["properties"]) < set(schema["properties"])
     assert schema["properties"]["optimizer"]["discriminator"]["propertyName"] == "kind"
+
+
+def test_the_section_of_experts_has_the_fields_of_their_config() -> None:
+    theirs = {field.name: field.default for field in dataclasses.fields(MoEConfig)}
+    ours = {name: field.default for name, field in ExpertsSection.model_fields.items()}
+    assert list(ours) == list(theirs)
+    assert {n: v for n, v in ours.items() if n != "num_experts"} == {
+        n: v for n, v in theirs.items() if n != "num_experts"
+    }
+
+
+def test_experts_are_a_section_or_none() -> None:
+    shape = {"kind": "gpt", "num_layers": 1, "num_heads": 2, "embedding_dim": 8}
+    dense = GPTSection(**shape, feedforward_dim=16)
+    assert dense.experts == "none" and "experts" not in dense.architecture()
+    routed = GPTSection(**shape, feedforward_dim=16, experts={"num_experts": 4, "expert_dim": 8})
+    fields = routed.architecture() | {"vocabulary_size": 10, "sequence_length": 4}
+    assert json.loads(json.dumps(fields)) == fields
+    config = GPTConfig(**{name: v for name, v in fields.items() if name != "kind"})
+    assert config.experts == MoEConfig(num_experts=4, expert_dim=8)
+    with pytest.raises(pydantic.ValidationError) as refused:
+        GPTSection(**shape, feedforward_dim=16, experts={"num_experts": 4, "top_k": 2})
+    assert [detail["loc"] for detail in refused.value.errors()] == [("experts", "top_k")]

@@ -230,6 +230,12 @@ AsHeads = Annotated[
 FromData = Annotated[
     int | str, BeforeValidator(_whole_or("from-data")), WithJsonSchema(_TEXT_OR_NUMBER)
 ]
+AsDense = Annotated[
+    int | str, BeforeValidator(_whole_or("as-dense")), WithJsonSchema(_TEXT_OR_NUMBER)
+]
+Capacity = Annotated[
+    float | str, BeforeValidator(_number_or("dropless")), WithJsonSchema(_TEXT_OR_NUMBER)
+]
 AutoSize = Annotated[int | str, BeforeValidator(_whole_or("auto")), WithJsonSchema(_TEXT_OR_NUMBER)]
 AsInTraining = Annotated[
     int | str, BeforeValidator(_whole_or("as-in-training")), WithJsonSchema(_TEXT_OR_NUMBER)

@@ -40,7 +40,7 @@ class GPTConfig:
         norm_epsilon: added to the variance in each norm.
         rope_base: base of the rotation wavelengths.
         experts: replaces feed-forwards by routed ones, whose experts have no biases; also as a
-            mapping of its fields. None: all are dense.
+            mapping of its fields. `none`: all are dense.
     """
 
     vocabulary_size: int
@@ -58,7 +58,7 @@ class GPTConfig:
     bias: bool = False
     norm_epsilon: float = 1e-5
     rope_base: float = 10000.0
-    experts: MoEConfig | None = None
+    experts: MoEConfig | Literal["none"] = "none"
 
     def __post_init__(self) -> None:
         if isinstance(self.experts, Mapping):
@@ -246,7 +246,7 @@ class FeedForward(nn.Module):
 
 def _feedforward(config: GPTConfig, layer: int) -> nn.Module:
     experts = config.experts
-    if experts is None or not experts.is_routed(layer):
+    if experts == "none" or not experts.is_routed(layer):
         return FeedForward(config)
     width = config.feedforward_dim if experts.expert_dim == "as-dense" else experts.expert_dim
     shared = experts.shared_experts

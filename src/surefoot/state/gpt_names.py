@@ -46,6 +46,8 @@ class Renamed:
 
 def style_of(config: GPTConfig) -> str | None:
     """`gpt2` or `llama` where one of them computes the same; None where neither does."""
+    if config.experts != "none":
+        return None
     parts = (config.norm, config.activation, config.positions)
     if parts == ("layernorm", "gelu", "learned") and config.num_kv_heads == config.num_heads:
         return "gpt2"

@@ -8,14 +8,18 @@ from __future__ import annotations
 from abc import ABC
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from surefoot.config.fields import (
     Arguments,
+    AsDense,
     AsHeads,
     BelowOne,
+    Capacity,
     FromData,
     Names,
+    NotNegative,
+    NotNegativeNumber,
     Positive,
     Section,
     Target,
@@ -40,6 +44,37 @@ class ModelBase(Section, ABC):
         return self.model_dump(exclude={"kind", *ModelBase.model_fields})
 
 
+class ExpertsSection(Section):
+    """Routed feed-forwards of a decoder."""
+
+    num_experts: Whole
+    experts_per_token: Whole = 2
+    shared_experts: NotNegative = 0
+    """Experts that compute every token besides."""
+    every: Whole = 1
+    """Each n-th layer is routed, the n-th first."""
+    expert_dim: AsDense = "as-dense"
+    capacity_factor: Capacity = "dropless"
+    """An expert takes at most so many times the even load of a micro-batch; the rest is dropped."""
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    gates: Literal["normalized", "as-scored"] = "normalized"
+    balance: Literal["loss", "bias", "none"] = "loss"
+    """What keeps the load even: a term of the loss, or a bias that moves after each update."""
+    balance_weight: NotNegativeNumber = 0.01
+    bias_rate: NotNegativeNumber = 0.001
+    z_weight: NotNegativeNumber = 0.001
+
+
+def _section_or_none(value: object) -> object:
+    # Read here, so that what is wrong is said of the section and not of the union.
+    if value == "none" or isinstance(value, ExpertsSection):
+        return value
+    return ExpertsSection.model_validate(value)
+
+
+Experts = Annotated[ExpertsSection | Literal["none"], BeforeValidator(_section_or_none)]
+
+
 class GPTSection(ModelBase):
     """A decoder, in the style of GPT-2 or of Llama."""
 
@@ -59,10 +94,14 @@ class GPTSection(ModelBase):
     bias: bool = False
     norm_epsilon: Positive = 1e-5
     rope_base: Positive = 10000.0
+    experts: Experts = "none"
+    """Routed experts in place of feed-forwards."""
 
     def architecture(self) -> dict[str, Any]:
         """The fields of `GPTConfig`; sizes may still be `from-data`."""
         fields = super().architecture()
+        if self.experts == "none":
+            del fields["experts"]
         if self.num_kv_heads == "as-heads":
             fields["num_kv_heads"] = self.num_heads
         return fields
