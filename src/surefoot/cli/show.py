@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from surefoot.cli import show_rules, show_tables
+from surefoot.cli import show_layout, show_rules, show_tables
 from surefoot.cli.session import DebugOption, JsonOption, Session, SetOption, cells, table
 from surefoot.core.errors import RequestError
 
@@ -21,6 +21,7 @@ app.command("optimizers")(show_tables.show_optimizers)
 app.command("formats")(show_tables.show_formats)
 app.command("hardware")(show_tables.show_hardware)
 app.command("rules")(show_rules.show_rules)
+app.command("layout")(show_layout.show_layout)
 
 MAX_DRAWN_UPDATES = 100_000
 """A longer schedule is sampled at so many updates, its first and last among them."""

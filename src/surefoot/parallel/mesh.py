@@ -169,9 +169,10 @@ class Mesh:
     Args:
         sizes: ranks along each axis.
         device_type: where the model lives; its backend carries the tensors.
+        host_backend: carries the numbers of the host.
     """
 
-    def __init__(self, sizes: MeshSizes, device_type: str) -> None:
+    def __init__(self, sizes: MeshSizes, device_type: str, host_backend: str = "gloo") -> None:
         self.sizes = sizes
         self.rank = dist.get_rank()
         self.device_mesh: DeviceMesh = init_device_mesh(
@@ -185,7 +186,7 @@ class Mesh:
                 device_type, self.weight_sizes.of(AXES), mesh_dim_names=AXES
             )
         # Numbers of the host never wait for a device.
-        self.host_group: Any = dist.new_group(backend="gloo")
+        self.host_group: Any = dist.new_group(backend=host_backend)
 
     @property
     def data_rank(self) -> int:

@@ -1,0 +1,70 @@
+"""`surefoot show layout`: what each rank of a layout would hold, built without the ranks."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from surefoot.cli.session import DebugOption, JsonOption, Session, SetOption, cells, table
+from surefoot.observe.text import format_bytes, format_count
+
+MOST_SHOWN = 16
+
+
+def show_layout(
+    context: typer.Context,
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of one.")
+    ],
+    ranks: Annotated[int, typer.Option(min=1, metavar="N", help="How many ranks.")],
+    overrides: SetOption = None,
+    json_file: JsonOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """The layout of a recipe over N ranks: axes, what each costs, and bytes on each rank.
+
+    It is built without the ranks and without memory; what would be refused there is refused here.
+    """
+    from surefoot.config.load import load_recipe
+    from surefoot.rehearsing import rehearse_layout
+
+    session: Session = context.obj
+    found = rehearse_layout(load_recipe(recipe, overrides or []).recipe, ranks)
+    session.say(
+        f"{format_count(found.num_parameters)} parameters on {ranks} ranks, "
+        f"{found.sizes.data_parallel} of them with data of their own",
+        style="bold",
+    )
+    axes = table("axis", "ranks", "costs")
+    for row in found.sizes.table():
+        axes.add_row(*cells(row.axis, row.size, row.costs))
+    session.console.print(axes)
+    if found.bubble_fraction is not None:
+        session.say(f"ranks idle {found.bubble_fraction:.1%} of a window in the pipeline's bubble")
+    held = table(
+        "rank", "place", "parameters", "gradients", "optimizer", "gathered", "together",
+        title="\nbytes on a rank, activations apart",
+    )  # fmt: skip
+    for share in found.shares[:MOST_SHOWN]:
+        counted = (
+            share.parameter_bytes,
+            share.gradient_bytes,
+            share.optimizer_bytes,
+            share.gathered_bytes,
+            share.total_bytes,
+        )
+        place = ", ".join(f"{axis} {place}" for axis, place in share.coordinates.items())
+        held.add_row(*cells(share.rank, place or "alone", *map(format_bytes, counted)))
+    session.console.print(held)
+    session.say("shown: the first and the last rank of each stage; the others are like them")
+    session.answer(
+        {
+            "ranks": ranks,
+            "parameters": found.num_parameters,
+            "axes": found.sizes.table(),
+            "bubble_fraction": found.bubble_fraction,
+            "shares": found.shares,
+        }
+    )
+    session.next((f"surefoot train {recipe} --nproc N", "trains it on N ranks of this machine"))

@@ -1,0 +1,178 @@
+"""A layout of any number of ranks, built without them: what each would hold, and whether it fits.
+
+The model has shapes and no memory, and the process group is torch's fake one, whose collectives do
+nothing. Everything that refuses a layout on real ranks refuses it here. Nothing is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from surefoot.config.sections.optimizers import OptimizerSection, SGDSection
+from surefoot.core.errors import RequestError
+from surefoot.parallel.layout import Place, Wishes, lay_out
+from surefoot.parallel.mesh import AXES, Mesh, MeshSizes
+from surefoot.parallel.parts import local_part
+from surefoot.parallel.ranks import OneRank
+
+FAKE = "fake"
+META = torch.device("meta")
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank holds of a model in training, activations apart."""
+
+    rank: int
+    coordinates: Mapping[str, int]
+    """Where it stands along each axis of more than one rank."""
+    shapes: Mapping[str, tuple[int, ...]]
+    """Of the part of each parameter on this rank, by name."""
+    parameter_bytes: int
+    """Between updates."""
+    gradient_bytes: int
+    """At the end of a window."""
+    optimizer_bytes: int
+    """Moments of the optimizer."""
+    gathered_bytes: int
+    """The most that is whole at a time within a window, and cut again: of parameters, and of
+    gradients that are reduced at its end."""
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(
+            (self.parameter_bytes, self.gradient_bytes, self.optimizer_bytes, self.gathered_bytes)
+        )
+
+
+class FakeRank(OneRank):
+    """One of many ranks that are not there."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+
+
+@contextmanager
+def fake_ranks(num_ranks: int, rank: int) -> Iterator[FakeRank]:
+    """Inside, this process is one of so many ranks; the others are not there.
+
+    Raises:
+        RequestError: this process is a rank of a real group.
+    """
+    if dist.is_initialized():
+        raise RequestError(
+            "a layout is rehearsed by a process that is a rank already",
+            where="layout",
+            rule="the fake process group takes the place of the real one",
+            remedy="call it from one process, without a launcher",
+        )
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group(FAKE, store=FakeStore(), rank=rank, world_size=num_ranks)
+    try:
+        yield FakeRank(rank, num_ranks)
+    finally:
+        dist.destroy_process_group()
+
+
+def rehearse(
+    make_model: Callable[[], nn.Module],
+    wishes: Wishes,
+    sizes: MeshSizes,
+    optimizer: OptimizerSection,
+    rank: int,
+) -> Share:
+    """Lays a model out as on one rank of many.
+
+    Args:
+        make_model: makes it anew; its tensors are made without memory.
+        sizes: of the whole mesh.
+        rank: which one.
+
+    Raises:
+        RequestError: the model cannot be laid out so.
+    """
+    with torch.device(META):
+        model = make_model()
+    with fake_ranks(sizes.num_ranks, rank) as fake:
+        mesh = Mesh(sizes, "cpu", host_backend=FAKE)
+        lay_out(model, META, wishes, Place(fake, mesh))
+        parameters = dict(model.named_parameters())
+        trained = [p for p in parameters.values() if p.requires_grad]
+        cut_bytes = sum(_bytes(local_part(parameter)) for parameter in trained)
+        place = sizes.coordinates(rank)
+        return Share(
+            rank=rank,
+            coordinates={axis: place[axis] for axis in AXES if getattr(sizes, axis) > 1},
+            shapes={name: tuple(local_part(p).shape) for name, p in parameters.items()},
+            parameter_bytes=sum(_bytes(local_part(p)) for p in parameters.values()),
+            gradient_bytes=cut_bytes,
+            optimizer_bytes=cut_bytes * moments_of(optimizer),
+            gathered_bytes=_gathered_bytes(model, wishes),
+        )
+
+
+def moments_of(section: OptimizerSection) -> int:
+    """Numbers that an optimizer keeps for each parameter."""
+    if isinstance(section, SGDSection):
+        return int(section.momentum != 0)
+    return 2
+
+
+def sampled_ranks(sizes: MeshSizes) -> list[int]:
+    """The first and the last rank of each stage of the pipeline: what all others are like."""
+    per_stage = sizes.num_ranks // sizes.pipeline
+    starts = range(0, sizes.num_ranks, per_stage)
+    return sorted({rank for start in starts for rank in (start, start + per_stage - 1)})
+
+
+def _gathered_bytes(model: nn.Module, wishes: Wishes) -> int:
+    """What shards give up again: whole, less the part that the rank keeps."""
+    units = [module for module in model.modules() if hasattr(module, "reshard")]
+    if not units:
+        return 0
+    own = [list(_own_parameters(unit, units)) for unit in units]
+    missing = [sum(_whole_bytes(p) - _bytes(local_part(p)) for p in held) for held in own]
+    match wishes.section.shards:
+        case "parameters":
+            # One block computes while the next is gathered.
+            return sum(sorted(missing)[-2:])
+        case "gradients":
+            return sum(missing)
+        case "optimizer":
+            return 2 * sum(missing)
+
+
+def _own_parameters(unit: nn.Module, units: Sequence[nn.Module]) -> Iterator[Tensor]:
+    """Parameters that a unit gathers itself: not those of units within it."""
+    inner = {
+        id(parameter)
+        for other in units
+        if other is not unit and any(other is module for module in unit.modules())
+        for parameter in other.parameters()
+    }
+    return (parameter for parameter in unit.parameters() if id(parameter) not in inner)
+
+
+def _whole_bytes(parameter: Any) -> int:
+    """Of the tensor as one rank computes with it: cut along every axis but `shard`."""
+    if not isinstance(parameter, DTensor):
+        return _bytes(parameter)
+    names = parameter.device_mesh.mesh_dim_names or ()
+    sizes = zip(names, parameter.device_mesh.shape, parameter.placements, strict=True)
+    kept = prod(size for name, size, p in sizes if name != "shard" and not p.is_replicate())
+    return parameter.numel() * parameter.element_size() // kept
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
