@@ -175,16 +175,22 @@ def lay_out(model: nn.Module, device: torch.device, wishes: Wishes, place: Place
 def lay_out_stages(
     model: nn.Module, device: torch.device, wishes: Wishes, mesh: Mesh, cut: Cut
 ) -> LaidOut:
-    """Lays out the stages of this rank: each is sharded, or copied, apart from the others."""
+    """Lays out the stages of this rank: each is sharded, or copied, apart from the others.
+
+    Where a backward is split, no hook knows when a gradient is complete: torch's schedule then has
+    the shards of a stage that is itself a sharded module reduced at the end.
+    """
     section, sizes = wishes.section, mesh.sizes
     stages = make_stages(model, cut)
     syncs: Sequence[GradientSync]
     shards: list[Shards] = []
     is_sharded = sizes.tensor > 1 or sizes.shard > 1
-    dtype = next(parameter.dtype for parameter in model.parameters())
+    dtype = cut.dtype
     if sizes.shard > 1 or (sizes.tensor > 1 and sizes.replicate > 1):
-        shards = [Shards.of(s.model, section, mesh, wishes.compute_dtype) for s in stages]
-        syncs = shards
+        by_torch = cut.order.kind == "zero-bubble"
+        roots = stages if by_torch else [stage.model for stage in stages]
+        shards = [Shards.of(root, section, mesh, wishes.compute_dtype) for root in roots]
+        syncs = [NoSync() for _ in stages] if by_torch else shards
         dtype = precision_policy(section, wishes.compute_dtype).param_dtype or dtype
     elif sizes.tensor > 1:
         syncs = [TensorParallel(stage.model) for stage in stages]

@@ -83,8 +83,8 @@ class Stage(nn.Module):
         self.model = model
         self.index = index
         self.is_first, self.is_last = index == 0, index == num_stages - 1
-        entries = [module for module in model.modules() if isinstance(module, Received)]
-        self._entry = entries[0] if entries else None
+        # Not registered a second time, under another name.
+        self._entries = tuple(module for module in model.modules() if isinstance(module, Received))
         self._work: list[Work] = []
 
     def begin(self, work: Sequence[Work]) -> None:
@@ -93,8 +93,8 @@ class Stage(nn.Module):
 
     def receive(self, hidden: Tensor) -> None:
         """What the model's next forward begins with."""
-        assert self._entry is not None
-        self._entry.hidden = hidden
+        for entry in self._entries:
+            entry.hidden = hidden
 
     def forward(self, hidden: Tensor | None = None) -> Tensor:
         return self._work.pop()(self, hidden)
@@ -110,7 +110,10 @@ class Cut:
     runs: tuple[range, ...]
     """The blocks of each stage, of all ranks."""
     width: int
+    dtype: torch.dtype
+    """Of the embedding."""
     elsewhere: frozenset[str]
+    """Names of the model's state that lies on other ranks."""
 
 
 class StageSync(Protocol):
@@ -205,11 +208,14 @@ def remove_other_stages(model: nn.Module, order: PipelineOrder, rank: int) -> Cu
     runs = runs_of_blocks(len(blocks), order)
     refuse_shared(model, plan, runs)
     names = frozenset(model.state_dict())
+    entry = next(name for name, style in plan.others.items() if style is StageStyle.ENTRY)
+    dtype = next(model.get_submodule(entry).parameters()).dtype
     refuse_idle(model, plan, order, runs)
     own = [stage for stage in range(order.num_stages) if order.rank_of(stage) == rank]
     keep_stages(model, plan, runs, own)
+    elsewhere = names - frozenset(model.state_dict())
     width = int(getattr(model.config, plan.width))
-    return Cut(plan, order, rank, tuple(runs), width, names - frozenset(model.state_dict()))
+    return Cut(plan, order, rank, tuple(runs), width, dtype, elsewhere)
 
 
 def make_stages(model: nn.Module, cut: Cut) -> tuple[Stage, ...]:
@@ -394,13 +400,33 @@ def cut_for(model: nn.Module, wishes: Any, mesh: Mesh) -> Cut | None:
             rule="stages are combined with replicate, shard and tensor",
             remedy=f"use parallel.{others[0]}=1",
         )
-    if wishes.compile == "blocks" and wishes.section.pipeline_schedule == "zero-bubble":
+    refuse_split_backward(wishes, mesh)
+    order = PipelineOrder.of(wishes.section, mesh.sizes.pipeline)
+    order.check_window(wishes.window)
+    return remove_other_stages(model, order, mesh.sizes.coordinates(mesh.rank)["pipeline"])
+
+
+def refuse_split_backward(wishes: Any, mesh: Mesh) -> None:
+    """Refuses what the zero-bubble schedule, which splits each backward, cannot be combined with.
+
+    Raises:
+        RequestError: with another schedule, or another option.
+    """
+    section, sizes = wishes.section, mesh.sizes
+    if section.pipeline_schedule != "zero-bubble":
+        return
+    if wishes.compile == "blocks":
         raise RequestError(
             "train.compile is blocks, and the schedule is zero-bubble",
             where="train.compile",
             rule="a compiled backward cannot be split into that for inputs and that for weights",
             remedy="use train.compile=off, or parallel.pipeline_schedule=1f1b",
         )
-    order = PipelineOrder.of(wishes.section, mesh.sizes.pipeline)
-    order.check_window(wishes.window)
-    return remove_other_stages(model, order, mesh.sizes.coordinates(mesh.rank)["pipeline"])
+    is_sharded = sizes.shard > 1 or (sizes.tensor > 1 and sizes.replicate > 1)
+    if is_sharded and section.shards != "optimizer":
+        raise RequestError(
+            f"parallel.shards is {section.shards}, and the schedule is zero-bubble",
+            where="parallel.shards",
+            rule="between the halves of a backward its stage stays whole",
+            remedy="use parallel.shards=optimizer, or parallel.pipeline_schedule=1f1b",
+        )
