@@ -38,6 +38,7 @@ LEVELS: Mapping[str, int] = {
     "readiness": 6,
     "recording": 6,
     "replaying": 6,
+    "rehearsing": 6,
     "resuming": 6,
     "running": 6,
     "spending": 6,

@@ -22,7 +22,6 @@ from surefoot.core.errors import RequestError
 from surefoot.parallel.layout import Place, Wishes, lay_out
 from surefoot.parallel.mesh import AXES, Mesh, MeshSizes
 from surefoot.parallel.parts import local_part
-from surefoot.parallel.ranks import OneRank
 
 FAKE = "fake"
 META = torch.device("meta")
@@ -54,12 +53,18 @@ class Share:
         )
 
 
-class FakeRank(OneRank):
-    """One of many ranks that are not there."""
+@dataclass(frozen=True)
+class FakeRank:
+    """One of many ranks that are not there: whatever is asked of all, it alone answers."""
 
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank = rank
-        self.size = size
+    rank: int
+    size: int
+
+    def gather(self, what: str, value: Any) -> list[Any]:
+        return [value] * self.size
+
+    def channel(self, name: str) -> FakeRank:
+        return self
 
 
 @contextmanager
