@@ -27,6 +27,7 @@ from surefoot.data.sources.base import Source
 from surefoot.data.sources.stream import StreamPlan, StreamSource
 from surefoot.engine.decisions import Decisions
 from surefoot.engine.evaluate import Evaluator, as_it_is, evaluate
+from surefoot.engine.routing import weight_of, with_routers
 from surefoot.engine.sum_check import NUM_SAMPLES, refuse_a_mean
 from surefoot.engine.window import Window, over_ranks, windows
 from surefoot.feeding import (
@@ -187,13 +188,17 @@ def assemble(
     """
     device = choose_device(settings.device)
     place = find_place(settings.parallel, device)
-    task = cut_task(material.task, material.model, place.mesh, settings.parallel)
+    task = with_routers(
+        cut_task(material.task, material.model, place.mesh, settings.parallel),
+        material.model,
+        as_it_is if place.mesh is None else place.mesh.sum_over_items,
+    )
     plan = make_plan(material.train, settings, place)
     pace = make_pace(material.train, material.task, plan, material.model)
     horizon_updates = updates_in(settings.train.horizon, pace)
     initial_digest = ""
     if place.mesh is None:
-        trainable = make_trainable(material.model, material.task, settings, device, pace, observers)
+        trainable = make_trainable(material.model, task, settings, device, pace, observers)
         check_loss(material, device)
     else:
         # Before the model is spread: the loss of a few samples needs no other rank.
@@ -203,7 +208,11 @@ def assemble(
         seed_rank(settings.seed, place)
     loader_settings = make_loader_settings(settings)
     loader = Loader(
-        material.train, plan, weight=material.task.weight, settings=loader_settings, device=device
+        material.train,
+        plan,
+        weight=weight_of(material.task, task),
+        settings=loader_settings,
+        device=device,
     )
     eval_loaders = {
         name: make_eval_loader(source, material.task, settings, loader_settings, device, place)

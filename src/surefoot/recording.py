@@ -38,6 +38,7 @@ from surefoot.promising import deciding_fields, deciding_metric, promise
 from surefoot.resuming import Resumption, refuse_crash_loop, resume_tier
 from surefoot.running import FolderRun, RunResult
 from surefoot.state.manifest import Manifest
+from surefoot.tasks.task import split_dependence
 from surefoot.together import SharedFolder, agreement
 
 RECORDER = ("TORCH_FR_", "TORCH_NCCL_")
@@ -202,9 +203,19 @@ def progress_of(settings: Settings, assembly: Assembly) -> tuple[float, Unit]:
 
 def exactness(assembly: Assembly) -> dict[str, object]:
     """What keeps the numbers from being those of another split, and what a resume promises."""
-    modules = mode_sensitive_modules(assembly.material.model)
+    model = assembly.material.model
+    modules = [
+        f"{m.name or '(model)'}: {m.kind}, {m.in_train}" for m in mode_sensitive_modules(model)
+    ]
+    for name, module in model.named_modules():
+        if why := getattr(module, "depends_on_split", ""):
+            modules.append(f"{name or '(model)'}: {type(module).__name__}, {why}")
+    terms = split_dependence(assembly.evaluator.task)
     return {
-        "depends_on_the_split": [f"{m.name or '(model)'}: {m.kind}, {m.in_train}" for m in modules],
+        "depends_on_the_split": [
+            *modules,
+            *(f"loss: term {term}, {why}" for term, why in terms.items()),
+        ],
         "data_order": (
             "the stream's own state"
             if isinstance(assembly.plan, StreamPlan)

@@ -16,7 +16,8 @@ from surefoot.core.errors import RequestError
 from surefoot.core.reports import Observer, StepReport
 from surefoot.data.batch import SINGLE_TERM, MicroBatch, move_to
 from surefoot.data.order import Cursor
-from surefoot.engine.evaluate import evaluate
+from surefoot.engine.evaluate import as_it_is, evaluate
+from surefoot.engine.routing import with_routers
 from surefoot.engine.sum_check import refuse_a_mean
 from surefoot.engine.window import gather_window
 from surefoot.parallel.layout import find_place
@@ -73,7 +74,8 @@ class TrainStep:
                 rule="going back takes checkpoints and data that are the run's own",
                 remedy="use guard.spikes=skip or log, or a Trainer",
             )
-        self.task = as_task(task)
+        self._own_task = as_task(task)
+        self.task = with_routers(self._own_task, checked_model(model), as_it_is)
         self.device = prepare_device(self.settings)
         if find_place(self.settings.parallel, self.device).mesh is not None:
             raise RequestError(
@@ -113,8 +115,8 @@ class TrainStep:
             )
         if not self._is_loss_checked:
             self._is_loss_checked = True
-            if isinstance(self.task, FunctionTask):
-                refuse_a_mean(self.model, self.task, batches[0], self.device)
+            if isinstance(self._own_task, FunctionTask):
+                refuse_a_mean(self.model, self._own_task, batches[0], self.device)
         window = gather_window([self._micro_batch(batch) for batch in batches])
         self._parts.update(window)
         return self._parts.log.latest

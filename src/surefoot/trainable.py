@@ -28,6 +28,7 @@ from surefoot.engine.guard import Guard, NonFinitePolicy
 from surefoot.engine.passes import Pass, PlainPass, RanksPass
 from surefoot.engine.pipeline_pass import PipelinePass
 from surefoot.engine.reporting import ReportLog
+from surefoot.engine.routing import CountedPass, Followers, RouterLoads, loads_of
 from surefoot.engine.sampling import SampledPass, Sampling
 from surefoot.engine.signals import Signals
 from surefoot.engine.spike_guard import SpikeGuard, SpikePolicy, SpikeSettings
@@ -104,19 +105,20 @@ def make_trainable(
     clock = DeviceClock(device) if device.type == "cuda" else None
     timed = task if clock is None else TimedTask(task, clock)
     joint = joint_parts(laid_out, model, timed, precision, place, ledger.parameters)
-    sampling = make_sampling(settings, model, laid_out, log, optimizer, clock)
+    loads = loads_of(task)
+    sampling = make_sampling(settings, model, laid_out, log, optimizer, clock, loads)
     update = Update(
         UpdateParts(
             parameters=ledger.parameters,
             sum_over_ranks=joint.sum_over_ranks,
-            run_pass=joint.run_pass if sampling is None else SampledPass(joint.run_pass, sampling),
+            run_pass=watched_pass(joint.run_pass, loads, sampling),
             loss_scale=loss_scale,
             gradients_of=joint.gradients_of,
             global_norm=joint.global_norm,
             clip=NoClip() if clip_norm == "off" else ClipNorm(float(clip_norm)),
             course=course,
             optimizer=optimizer,
-            average=average,
+            average=average if loads is None else Followers(average, loads),
             signals=make_signals(settings, joint.weight_norm, sampling),
             log=log,
         )
@@ -180,6 +182,7 @@ def make_sampling(
     log: ReportLog,
     optimizer: UpdateOptimizer,
     clock: DeviceClock | None,
+    loads: RouterLoads | None,
 ) -> Sampling | None:
     """What is measured now and then, or None where nothing is.
 
@@ -189,7 +192,7 @@ def make_sampling(
     if not isinstance(every, Steps):
         return None
     whole = {} if laid_out.is_sharded else dict(model.named_parameters())
-    return Sampling(
+    sampling = Sampling(
         every.value,
         log.next_window,
         {name: parameter for name, parameter in whole.items() if parameter.requires_grad},
@@ -199,6 +202,16 @@ def make_sampling(
         UnitWatch(model) if settings.train.compile == "off" else None,
         clock,
     )
+    if loads is not None:
+        sampling.loads = loads.measures
+    return sampling
+
+
+def watched_pass(run_pass: Pass, loads: RouterLoads | None, sampling: Sampling | None) -> Pass:
+    """The pass with all that looks on while it runs."""
+    if loads is not None:
+        run_pass = CountedPass(run_pass, loads)
+    return run_pass if sampling is None else SampledPass(run_pass, sampling)
 
 
 def make_log(

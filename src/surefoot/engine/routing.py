@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -26,7 +27,14 @@ from surefoot.models.moe import (
 )
 from surefoot.numerics.loss_scaling import LossScale
 from surefoot.tasks.calling import named_entries
-from surefoot.tasks.task import LossSum, MetricSums, Task, Weight, count_samples
+from surefoot.tasks.task import (
+    LossSum,
+    MetricSums,
+    Task,
+    Weight,
+    count_samples,
+    split_dependence,
+)
 
 BALANCE = "balance"
 """Term of the loss: the balance losses of all routed layers, times their weight."""
@@ -134,11 +142,7 @@ class RouterTask:
         self._balances = any(layer.config.has_balance_loss for layer in self._layers)
         self._drops = any(layer.depends_on_split for layer in self._layers)
         has_z = any(layer.config.z_weight > 0 for layer in self._layers)
-        self._terms = [BALANCE] * self._balances + [ROUTER_Z] * has_z
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A worker that counts weights needs no model.
-        return {"task": self.task, "_terms": self._terms}
+        self.terms = (BALANCE,) * self._balances + (ROUTER_Z,) * has_z
 
     @property
     def unit(self) -> str:
@@ -151,21 +155,18 @@ class RouterTask:
     @property
     def depends_on_split(self) -> Mapping[str, str]:
         """Terms that are another loss under another split, and why."""
-        own: Mapping[str, str] = getattr(self.task, "depends_on_split", {})
+        own = split_dependence(self.task)
         return {**own, BALANCE: OF_TOGETHER} if self._balances else own
 
     def weight(self, batch: Any) -> Weight:
         """The task's own, and the tokens of the batch for each of the routers' terms."""
-        own = self.task.weight(batch)
-        terms = dict(own) if isinstance(own, Mapping) else {TOTAL: own}
-        return {**terms, **dict.fromkeys(self._terms, count_tokens(batch))}
+        return RoutedWeight(self.task, self.terms)(batch)
 
     def loss_sum(self, model: nn.Module, batch: Any) -> LossSum:
         """The task's own loss, and the sums over the tokens of the routers' terms."""
         with heard(self._layers) as routings:
             own = self.task.loss_sum(model, batch)
-        terms = dict(own) if isinstance(own, Mapping) else {TOTAL: own}
-        return {**terms, **self._router_terms(routings)}
+        return {**_by_term(own), **self._router_terms(routings)}
 
     @torch.no_grad()
     def metric_sums(self, model: nn.Module, batch: Any) -> MetricSums:
@@ -194,9 +195,26 @@ class RouterTask:
                 for (layer, r), c in zip(pairs, of_all, strict=True)
                 if layer.config.has_balance_loss
             )
-        if ROUTER_Z in self._terms:
+        if ROUTER_Z in self.terms:
             terms[ROUTER_Z] = _added(layer.config.z_weight * r.z_sum for layer, r in pairs)
         return terms
+
+
+@dataclass(frozen=True)
+class RoutedWeight:
+    """The weight of a batch with that of the routers' terms. It holds no model, for workers."""
+
+    task: Task
+    terms: tuple[str, ...]
+
+    def __call__(self, batch: Any) -> Weight:
+        """The task's own, and the tokens of the batch for each of the terms."""
+        own = _by_term(self.task.weight(batch))
+        return {**own, **dict.fromkeys(self.terms, count_tokens(batch))}
+
+
+def _by_term(value: Any) -> dict[str, Any]:
+    return dict(value) if isinstance(value, Mapping) else {TOTAL: value}
 
 
 def _like(routing: Routing, counts: Tensor) -> Tensor:
@@ -222,6 +240,11 @@ def count_tokens(batch: Any) -> float:
 def with_routers(task: Task, model: nn.Module, sum_over_ranks: SumOverRanks) -> Task:
     """The task, with the terms of the routers where the model has any."""
     return RouterTask(task, model, sum_over_ranks) if routed_layers(model) else task
+
+
+def weight_of(task: Task, trained: Task) -> Callable[[Any], Weight]:
+    """How batches of `task` are weighed where what is trained is `trained`."""
+    return RoutedWeight(task, trained.terms) if isinstance(trained, RouterTask) else task.weight
 
 
 def loads_of(task: Task) -> RouterLoads | None:

@@ -60,6 +60,15 @@ def main_weight(weights: Mapping[str, float]) -> float:
     return weights.get("loss", sum(weights.values()))
 
 
+def split_dependence(task: Any) -> Mapping[str, str]:
+    """Terms of a task's loss that are another loss under another split into micro-batches or ranks,
+    with what they depend on: those that it, or the task that it wraps, declares."""
+    declared: Mapping[str, str] | None = getattr(task, "depends_on_split", None)
+    if declared is not None:
+        return declared
+    return split_dependence(task.task) if hasattr(task, "task") else {}
+
+
 def count_samples(batch: Any) -> float:
     """Samples in a batch: the first dim of the first tensor (or the length of the first list).
 
@@ -107,6 +116,8 @@ class FunctionTask:
         metrics: name to `(model, batch) -> (numerator, denominator)`, used in evaluation only.
         unit: what the weight counts: `tokens`, `samples` or `elements`.
         deciding_metric: metric that tells the best checkpoint, and `min` or `max`.
+        depends_on_split: terms of the loss that do not add up over items (such as a product of two
+            means over the batch), with what they depend on, for the record.
     """
 
     loss_fn: Callable[[nn.Module, Any], LossSum]
@@ -116,6 +127,7 @@ class FunctionTask:
     )
     unit: str = "samples"
     deciding_metric: tuple[str, Direction] = ("loss", "min")
+    depends_on_split: Mapping[str, str] = field(default_factory=dict)
 
     def weight(self, batch: Any) -> Weight:
         """Weight of the batch, as `weight_fn` gives it.
