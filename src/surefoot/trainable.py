@@ -5,7 +5,7 @@ Every part is chosen here, once, in the order in which it is used. Nothing is tr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,6 +47,7 @@ from surefoot.parallel.collectives import HostSums, SharedBuffers
 from surefoot.parallel.layout import ALONE, LaidOut, Place, Wishes, lay_out
 from surefoot.parallel.parts import ShardedNorm, local_gradients
 from surefoot.state.run_state import Best, Progress, RunState
+from surefoot.state.stages import ALL_LAYERS, Layers
 from surefoot.tasks.task import Task
 
 NEVER_STEPS = 2**62
@@ -90,7 +91,8 @@ def make_trainable(
     precision = choose_precision(settings.precision.dtype, device)
     apply_matmul_mode(precision)
     laid_out = lay_out(model, device, wishes_of(settings, precision), place)
-    ledger = make_ledger(model, settings.optimizer)
+    layers = layers_of(laid_out, place)
+    ledger = make_ledger(model, settings.optimizer, layers.elsewhere)
     answers = {settings.guard.non_finite, settings.guard.spikes}
     skipping = precision.needs_loss_scale or "skip" in answers
     section = settings.optimizer
@@ -135,6 +137,7 @@ def make_trainable(
         best=Best(),
         device=device,
         rank=place.ranks.rank,
+        layers=layers,
     )
     return Trainable(
         device,
@@ -289,8 +292,24 @@ def joint_parts(
     )
 
 
-def make_ledger(model: nn.Module, section: OptimizerSection) -> ParameterLedger:
-    """The parameter groups that an optimizer section asks for."""
+def layers_of(laid_out: LaidOut, place: Place) -> Layers:
+    """Which layers this rank has, and whether it speaks for those that have the same."""
+    if laid_out.pipeline is None or place.mesh is None:
+        return ALL_LAYERS
+    first = {
+        axis for axis, index in place.sizes.coordinates(place.mesh.rank).items() if index > 0
+    } == {"pipeline"}
+    return Layers(laid_out.pipeline.cut.elsewhere, tells=first)
+
+
+def make_ledger(
+    model: nn.Module, section: OptimizerSection, elsewhere: Collection[str] = ()
+) -> ParameterLedger:
+    """The parameter groups that an optimizer section asks for.
+
+    Args:
+        elsewhere: names of parameters that lie on other ranks.
+    """
     overrides = [
         GroupOverride(group.pattern, group.lr_multiplier, _decay_or_rule(group.weight_decay))
         for group in section.groups
@@ -301,6 +320,7 @@ def make_ledger(model: nn.Module, section: OptimizerSection) -> ParameterLedger:
         rule=section.decay_rule,
         decay_embeddings=section.decay_embeddings,
         overrides=overrides,
+        elsewhere=elsewhere,
     )
 
 

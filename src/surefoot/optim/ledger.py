@@ -8,7 +8,7 @@ parameter and never counts a tied one twice.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal
@@ -109,6 +109,7 @@ class ParameterLedger:
         rule: DecayRule = "dimension",
         decay_embeddings: bool = True,
         overrides: Sequence[GroupOverride] = (),
+        elsewhere: Collection[str] = (),
     ) -> ParameterLedger:
         """Assigns each trainable parameter of `model`.
 
@@ -119,6 +120,7 @@ class ParameterLedger:
                 decay but norms (by type), biases and what the model marks as not decaying.
             decay_embeddings: False takes embeddings out of the decay under either rule.
             overrides: rates and decays by name; each parameter may match one at most.
+            elsewhere: names of parameters that lie on other ranks: an override may be for them.
 
         Raises:
             ModelError: the model has no trainable parameter, or one cannot be trained as it is.
@@ -141,6 +143,7 @@ class ParameterLedger:
                 rule="an optimizer needs at least one parameter with requires_grad",
                 remedy="unfreeze a part of the model",
             )
+        matched |= {o.pattern for o in overrides for n in elsewhere if fnmatchcase(n, o.pattern)}
         _refuse_idle(overrides, matched, [row.name for row in rows])
         return cls(rows, parameters, rule)
 

@@ -34,6 +34,7 @@ from surefoot.state.manifest import (
     step_name,
 )
 from surefoot.state.shards import Piece, choose_writers
+from surefoot.state.stages import STAGES_KEY, joined
 from surefoot.state.tensor_file import write_tensors
 from surefoot.state.tree import KEY_SEPARATOR, RANKS_KEY
 
@@ -166,6 +167,7 @@ class _Commit:
             "attempt": attempt,
             "held": {key: piece.num_bytes for key, piece in pieces.items()},
             RANKS_KEY: self.draft.values.get(RANKS_KEY, {}),
+            STAGES_KEY: self.draft.values.get(STAGES_KEY, {}),
         }
 
     def _refuse_full_disk(self) -> None:
@@ -212,6 +214,8 @@ class _Commit:
         if self.ranks.rank != 0:
             return
         values = dict(self.draft.values)
+        for of_rank in begun:
+            values = joined(values, of_rank[STAGES_KEY])
         of_ranks = {key: v for b in begun for key, v in b[RANKS_KEY].items()}
         if of_ranks:
             values[RANKS_KEY] = of_ranks

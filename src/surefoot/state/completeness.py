@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
 
 from surefoot.state.manifest import Manifest
 from surefoot.state.run_state import Progress, RunState
-from surefoot.state.tree import RANKS_KEY, TENSOR_MARK, Snapshot
+from surefoot.state.tree import RANKS_KEY, Snapshot, tensors_named
 
 ABOUT_THE_RUN = ("config_hash", "data", "torch", "ranks")
-PARTS = tuple(f.name for f in fields(RunState) if f.name not in ("device", "rank"))
+PARTS = tuple(f.name for f in fields(RunState) if f.name not in ("device", "rank", "layers"))
 """What a run keeps, as `RunState` lists it."""
 
 
@@ -22,7 +21,7 @@ def missing_items(manifest: Manifest, snapshot: Snapshot) -> list[str]:
     """
     values = snapshot.values if isinstance(snapshot.values, Mapping) else {}
     missing = [
-        f"the tensor {name}" for name in _tensors_named(values) if name not in manifest.tensors
+        f"the tensor {name}" for name in tensors_named(values) if name not in manifest.tensors
     ]
     if manifest.kind != "resumable":
         return missing + [part for part in ("model",) if part not in values]
@@ -35,15 +34,3 @@ def missing_items(manifest: Manifest, snapshot: Snapshot) -> list[str]:
         if "rng" not in of_ranks.get(str(rank), {}):
             missing.append(f"random state of rank {rank}")
     return missing
-
-
-def _tensors_named(value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        if set(value) == {TENSOR_MARK}:
-            yield str(value[TENSOR_MARK])
-        else:
-            for item in value.values():
-                yield from _tensors_named(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _tensors_named(item)

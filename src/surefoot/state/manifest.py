@@ -151,9 +151,7 @@ def read_manifest(folder: Path) -> Manifest:
             step=int(raw["step"]),
             kind=str(raw["kind"]),
             files={str(n): FileEntry(**entry) for n, entry in raw["files"].items()},
-            tensors={
-                str(n): _tensor_entry(e, raw["files"]) for n, e in raw["tensors"].items()
-            },
+            tensors={str(n): _tensor_entry(e, raw["files"]) for n, e in raw["tensors"].items()},
             about=dict(raw["about"]),
             schema_version=int(raw["schema_version"]),
         )

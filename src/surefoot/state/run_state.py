@@ -22,7 +22,8 @@ from surefoot.numerics.determinism import capture_rng, restore_rng
 from surefoot.state.manifest import MALFORMED
 from surefoot.state.reading import StoredTensors
 from surefoot.state.shards import is_sharded, laid_out_like
-from surefoot.state.tree import RANKS_KEY, Snapshot, join_tree, split_tree
+from surefoot.state.stages import ALL_LAYERS, Layers, own_part, telling
+from surefoot.state.tree import RANKS_KEY, Snapshot, join_tree, split_tree, tensors_named
 
 CURSOR_KINDS: Mapping[str, type[Cursor] | type[StreamCursor]] = {
     "Cursor": Cursor,
@@ -136,6 +137,8 @@ class RunState:
     """Device whose random state is kept beside the CPU's."""
     rank: int = 0
     """Rank of this process: each keeps a random state of its own."""
+    layers: Layers = ALL_LAYERS
+    """Which layers of the model this process has."""
 
     def __post_init__(self) -> None:
         kind = type(self.model)
@@ -156,7 +159,7 @@ class RunState:
         Args:
             log_offsets: byte offsets of the run's logs at this moment.
         """
-        return split_tree(
+        snapshot = split_tree(
             {
                 "progress": self.progress.state_dict(),
                 "model": self.model.state_dict(),
@@ -171,6 +174,7 @@ class RunState:
                 RANKS_KEY: {str(self.rank): {"rng": capture_rng(self.device)}},
             }
         )
+        return telling(snapshot, self.layers)
 
     def restore(self, snapshot: Snapshot) -> dict[str, int]:
         """Puts a snapshot back into the live parts; returns the log offsets.
@@ -179,7 +183,7 @@ class RunState:
             CheckpointError: the snapshot belongs to another model.
         """
         with naming_state():
-            snapshot = self._laid_out(snapshot)
+            snapshot = self._laid_out(own_part(snapshot, self.layers))
         weights = weights_of(snapshot)
         check_same_tensors(self.model.state_dict(), weights)
         with naming_state():
@@ -204,7 +208,7 @@ class RunState:
         if not sharded or not isinstance(stored, StoredTensors):
             return snapshot
         tensors: dict[str, Tensor] = {}
-        for name in stored:
+        for name in tensors_named(snapshot.values):
             live = next((p for n, p in sharded.items() if f"/{n}/" in f"{name}/"), None)
             if live is not None and stored.shape(name) == tuple(live.shape):
                 tensors[name] = laid_out_like(live, partial(stored.part, name))

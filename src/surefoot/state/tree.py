@@ -6,7 +6,7 @@ No pickle: what is neither a tensor nor JSON is refused by name.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +80,19 @@ def join_tree(snapshot: Snapshot) -> Any:
         return value
 
     return walk(snapshot.values)
+
+
+def tensors_named(values: Any) -> Iterator[str]:
+    """Paths of the tensors that the JSON value of a snapshot names, each as often as it does."""
+    if isinstance(values, Mapping):
+        if set(values) == {TENSOR_MARK}:
+            yield str(values[TENSOR_MARK])
+        else:
+            for item in values.values():
+                yield from tensors_named(item)
+    elif isinstance(values, list):
+        for item in values:
+            yield from tensors_named(item)
 
 
 def _keep(
