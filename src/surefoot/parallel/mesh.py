@@ -175,16 +175,14 @@ class Mesh:
     def __init__(self, sizes: MeshSizes, device_type: str, host_backend: str = "gloo") -> None:
         self.sizes = sizes
         self.rank = dist.get_rank()
-        self.device_mesh: DeviceMesh = init_device_mesh(
-            device_type, sizes.of(AXES), mesh_dim_names=AXES
-        )
         self.weight_sizes = sizes.of_weights
         """Ranks along each axis, as weights see them."""
-        self.weight_mesh = self.device_mesh
+        self.weight_mesh: DeviceMesh = init_device_mesh(
+            device_type, self.weight_sizes.of(AXES), mesh_dim_names=AXES
+        )
+        self.device_mesh = self.weight_mesh
         if sizes.context > 1:
-            self.weight_mesh = init_device_mesh(
-                device_type, self.weight_sizes.of(AXES), mesh_dim_names=AXES
-            )
+            self.device_mesh = init_device_mesh(device_type, sizes.of(AXES), mesh_dim_names=AXES)
         # Numbers of the host never wait for a device.
         self.host_group: Any = dist.new_group(backend=host_backend)
 
