@@ -115,6 +115,7 @@ class Assembly:
                     trainable.precision,
                     trainable.device,
                     self.evaluator.sum_over_ranks,
+                    self.evaluator.sum_up,
                 )
             found |= {f"{name}/{metric}": value for metric, value in first.metrics.items()}
         return found
@@ -228,6 +229,7 @@ def assemble(
         use_weights=lambda: evaluated_weights(material.model, trainable, use_ema),
         weights=settings.evaluate.weights,
         sum_over_ranks=as_it_is if place.mesh is None else place.mesh.sum_over_data,
+        sum_up=trainable.sum_up,
     )
     best = trainable.state.best
     assert isinstance(best, Best)
@@ -264,9 +266,12 @@ def evaluated_weights(model: nn.Module, trainable: Trainable, use_ema: bool) -> 
 
 
 def seed_rank(seed: int, place: Place) -> None:
-    """Gives ranks that see other items dropout of their own; others share it, rank 0 keeps its."""
-    if place.item_rank > 0:
-        seed_everything(keyed_hash(seed, RANK_SEED, place.item_rank) >> 32)
+    """Gives ranks that see other items, or hold other layers, dropout of their own.
+
+    Others share it, and rank 0 keeps its own.
+    """
+    if place.random_rank > 0:
+        seed_everything(keyed_hash(seed, RANK_SEED, place.random_rank) >> 32)
 
 
 def check_loss(material: Material, device: torch.device) -> None:

@@ -23,10 +23,11 @@ from surefoot.core.stopping import EarlyStopping, StoppingState
 from surefoot.core.units import Steps
 from surefoot.engine.decisions import Course, RuleState, WatchedMetric
 from surefoot.engine.device_clock import DeviceClock, TimedTask
+from surefoot.engine.evaluate import SumUp
 from surefoot.engine.first_bad import FirstBad
 from surefoot.engine.guard import Guard, NonFinitePolicy
 from surefoot.engine.passes import Pass, PlainPass, RanksPass
-from surefoot.engine.pipeline_pass import PipelinePass
+from surefoot.engine.pipeline_pass import PipelinePass, PipelineSums
 from surefoot.engine.reporting import ReportLog
 from surefoot.engine.routing import CountedPass, Followers, RouterLoads, loads_of
 from surefoot.engine.sampling import SampledPass, Sampling
@@ -76,6 +77,8 @@ class Trainable:
     """Where the time of a sampled update goes on the device; None without events of its own."""
     cut: Callable[[], None] = lambda: None
     """Gives up sharded parameters that an evaluation has gathered."""
+    sum_up: SumUp | None = None
+    """How an evaluation runs where the layers lie on several ranks."""
 
 
 def make_trainable(
@@ -104,7 +107,9 @@ def make_trainable(
     guard = make_guard(settings, loss_scale, optimizer)
     clip_norm = settings.train.clip_norm
     log = make_log(settings, guard, task, device, observers)
-    clock = DeviceClock(device) if device.type == "cuda" else None
+    # Forwards and backwards of stages take turns: no event tells them apart.
+    is_timed = device.type == "cuda" and laid_out.pipeline is None
+    clock = DeviceClock(device) if is_timed else None
     timed = task if clock is None else TimedTask(task, clock)
     joint = joint_parts(laid_out, model, timed, precision, place, ledger.parameters)
     loads = loads_of(task)
@@ -154,6 +159,7 @@ def make_trainable(
         joint.host_sums,
         clock.milliseconds if clock is not None else lambda: None,
         laid_out.cut,
+        joint.sum_up,
     )
 
 
@@ -189,12 +195,14 @@ def make_sampling(
 ) -> Sampling | None:
     """What is measured now and then, or None where nothing is.
 
-    Weights that lie in shards are not measured one by one, and hooks are not seen in compiled code.
+    Weights that lie in shards or stages are not measured one by one, units only where all layers
+    lie on this rank, and hooks are not seen in compiled code.
     """
     every = settings.log.details_every
     if not isinstance(every, Steps):
         return None
-    whole = {} if laid_out.is_sharded else dict(model.named_parameters())
+    is_staged = laid_out.pipeline is not None
+    whole = {} if laid_out.is_sharded or is_staged else dict(model.named_parameters())
     sampling = Sampling(
         every.value,
         log.next_window,
@@ -202,7 +210,7 @@ def make_sampling(
         settings.log.layers,
         optimizer.optimizer,
         ModeWatch(model),
-        UnitWatch(model) if settings.train.compile == "off" else None,
+        UnitWatch(model) if settings.train.compile == "off" and not is_staged else None,
         clock,
     )
     if loads is not None:
@@ -264,6 +272,7 @@ class JointParts:
     gradients_of: Callable[[Sequence[Tensor]], list[Tensor]] = gradients_of
     global_norm: Callable[[Sequence[Tensor]], Tensor] = global_norm
     host_sums: HostSums | None = None
+    sum_up: SumUp | None = None
 
 
 def joint_parts(
@@ -279,16 +288,18 @@ def joint_parts(
     if mesh is None:
         return JointParts(PlainPass(model, task, precision), lambda: weight_norm(parameters))
     share, host_sums = SharedBuffers(model, mesh).share, HostSums(mesh)
+    sum_up = None
     run_pass: Pass = RanksPass(
         laid_out.forward, task, precision, laid_out.sync, share, mesh.sum_over_items
     )
     if laid_out.pipeline is not None:
         run_pass = PipelinePass(laid_out.pipeline, task, precision, share, mesh.sum_over_items)
+        sum_up = PipelineSums(laid_out.pipeline, task, precision)
     elif not laid_out.is_sharded:
         return JointParts(run_pass, lambda: weight_norm(parameters), host_sums, host_sums=host_sums)
     norm = ShardedNorm(parameters, mesh)
     return JointParts(
-        run_pass, norm.of_values, host_sums, local_gradients, norm.of_gradients, host_sums
+        run_pass, norm.of_values, host_sums, local_gradients, norm.of_gradients, host_sums, sum_up
     )
 
 
@@ -296,10 +307,9 @@ def layers_of(laid_out: LaidOut, place: Place) -> Layers:
     """Which layers this rank has, and whether it speaks for those that have the same."""
     if laid_out.pipeline is None or place.mesh is None:
         return ALL_LAYERS
-    first = {
-        axis for axis, index in place.sizes.coordinates(place.mesh.rank).items() if index > 0
-    } == {"pipeline"}
-    return Layers(laid_out.pipeline.cut.elsewhere, tells=first)
+    where = place.sizes.coordinates(place.mesh.rank)
+    tells = {axis for axis, index in where.items() if index > 0} == {"pipeline"}
+    return Layers(laid_out.pipeline.cut.elsewhere, tells)
 
 
 def make_ledger(

@@ -34,6 +34,8 @@ def as_it_is(tensor: Tensor) -> Tensor:
     return tensor
 
 
+SumUp = Callable[[Iterable[MicroBatch]], tuple[MetricTotals, int]]
+"""The metric sums of this rank's micro-batches, and their samples."""
 OpenSet = Callable[[], Iterable[MicroBatch]]
 """Opens a validation set from its start; each call gives the same micro-batches."""
 
@@ -55,23 +57,24 @@ def evaluate(
     precision: Precision,
     device: torch.device,
     sum_over_ranks: SumOverRanks = as_it_is,
+    sum_up: SumUp | None = None,
 ) -> Evaluation:
     """Evaluates `model` on every micro-batch, once.
 
     A rank that has run out of samples still runs its filler, since other ranks may wait for its
     forward; it counts for nothing.
 
+    Args:
+        sum_up: how it is done where `model` does not lie whole on this rank.
+
     Raises:
         DataError: there is no micro-batch.
     """
-    totals = MetricTotals()
-    samples = 0
     with evaluation_mode(model), preserved_rng(device), torch.no_grad():
-        for micro_batch in micro_batches:
-            with precision.autocast(), naming_batch(micro_batch):
-                sums = task.metric_sums(model, micro_batch.data)
-            totals.add(sums if micro_batch.samples else nothing_of(sums))
-            samples += micro_batch.samples
+        if sum_up is None:
+            totals, samples = one_by_one(model, task, micro_batches, precision)
+        else:
+            totals, samples = sum_up(micro_batches)
     if sum_over_ranks is not as_it_is:
         counted = torch.tensor(samples, dtype=torch.int64, device=device)
         samples = int(sum_over_ranks(counted))
@@ -83,6 +86,20 @@ def evaluate(
             remedy="check the path or the split, or leave the validation set out",
         )
     return Evaluation(totals.ratios(), totals.denominator(TOTAL), samples)
+
+
+def one_by_one(
+    model: nn.Module, task: Task, micro_batches: Iterable[MicroBatch], precision: Precision
+) -> tuple[MetricTotals, int]:
+    """The metric sums of all micro-batches, and their samples."""
+    totals = MetricTotals()
+    samples = 0
+    for micro_batch in micro_batches:
+        with precision.autocast(), naming_batch(micro_batch):
+            sums = task.metric_sums(model, micro_batch.data)
+        totals.add(sums if micro_batch.samples else nothing_of(sums))
+        samples += micro_batch.samples
+    return totals, samples
 
 
 @dataclass(frozen=True)
@@ -102,6 +119,7 @@ class Evaluator:
     use_weights: Callable[[], AbstractContextManager[object]]
     weights: str = "raw"
     sum_over_ranks: SumOverRanks = as_it_is
+    sum_up: SumUp | None = None
 
     def run(self, step: int) -> list[EvalReport]:
         """One report for each set, in their order."""
@@ -116,6 +134,7 @@ class Evaluator:
                     self.precision,
                     self.device,
                     self.sum_over_ranks,
+                    self.sum_up,
                 )
                 reports.append(
                     EvalReport(

@@ -79,6 +79,17 @@ class Place:
         return self.data_rank * self.sizes.context + part
 
     @property
+    def random_rank(self) -> int:
+        """Ranks of one number draw the same random numbers: of the same items, in the same layers.
+
+        Rank 0 has number 0.
+        """
+        if self.mesh is None:
+            return 0
+        stage = self.sizes.coordinates(self.mesh.rank)["pipeline"]
+        return stage * self.num_data_ranks * self.sizes.context + self.item_rank
+
+    @property
     def num_data_ranks(self) -> int:
         return self.sizes.data_parallel
 

@@ -170,19 +170,31 @@ class Pipeline:
         for stage in self.stages:
             stage.model.training = self.model.training
 
-    def from_last(self, numbers: Sequence[Tensor] | None, names: Sequence[str]) -> Tensor:
-        """What the rank of the last stage has, [names] in float64, on every rank of the pipeline.
+    def from_last(self, numbers: Sequence[Tensor] | None, count: int) -> Tensor:
+        """What the rank of the last stage has, [count] in float64, on every rank of the pipeline.
 
         Args:
             numbers: 0-dim, on that rank.
         """
         if numbers is None:
-            told = torch.zeros(len(names), dtype=torch.float64, device=self.device)
+            told = torch.zeros(count, dtype=torch.float64, device=self.device)
         else:
             told = torch.stack([number.detach().double() for number in numbers])
-        last = self.order.rank_of(self.order.num_stages - 1)
-        dist.broadcast(told, src=dist.get_global_rank(self.group, last), group=self.group)
+        self._broadcast_from_last(told)
         return told
+
+    def text_from_last(self, text: str | None) -> str:
+        """A text of the rank of the last stage, on every rank of the pipeline."""
+        own = list((text or "").encode())
+        length = torch.tensor([len(own)], device=self.device)
+        self._broadcast_from_last(length)
+        told = torch.tensor(own or [0] * int(length), dtype=torch.uint8, device=self.device)
+        self._broadcast_from_last(told)
+        return bytes(told.tolist()).decode()
+
+    def _broadcast_from_last(self, tensor: Tensor) -> None:
+        last = self.order.rank_of(self.order.num_stages - 1)
+        dist.broadcast(tensor, src=dist.get_global_rank(self.group, last), group=self.group)
 
 
 def remove_other_stages(model: nn.Module, order: PipelineOrder, rank: int) -> Cut:

@@ -74,6 +74,13 @@ class MetricTotals:
         """Name to (numerator, denominator), as they stand."""
         return {name: (pair[0], pair[1]) for name, pair in self._totals.items()}
 
+    @classmethod
+    def of(cls, names: Sequence[str], stacked: Tensor) -> MetricTotals:
+        """The totals that `stacked` stands for."""
+        totals = cls()
+        totals._totals = dict(zip(names, stacked.unbind(), strict=True))
+        return totals
+
     def combine(self, reduce: Callable[[Tensor], Tensor]) -> None:
         """Replaces the totals by what `reduce` makes of `stacked`, such as the sums over ranks."""
         names = self.names
