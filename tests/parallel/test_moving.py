@@ -27,8 +27,13 @@ LAYOUTS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "HSDP": (4, 4, {"shard": 2, "replicate": 2}),
     "TP": (2, 1, {"tensor": 2}),
     "TP+SPxFSDP": (4, 2, {"tensor": 2, "shard": 2, "cut_sequence": True}),
+    "CP": (2, 1, {"context": 2}),
+    "CPxFSDP": (4, 2, {"context": 2, "shard": 2}),
 }
-AROUND = ("one", "DDP", "ZeRO-3", "TP", "HSDP", "TP+SPxFSDP", "ZeRO-1", "ZeRO-2", "one")
+AROUND = (
+    *("one", "DDP", "ZeRO-3", "TP", "HSDP", "TP+SPxFSDP", "ZeRO-1", "ZeRO-2"),
+    *("CP", "CPxFSDP", "one"),
+)
 """Each goes on with what the one before has saved."""
 UPDATES = 3
 

@@ -15,10 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed._functional_collectives import (
-    all_gather_tensor,
-    all_to_all_single_autograd,
-)
+from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.nn import functional as F
 
 from surefoot.config.sections.parallel import ParallelSection
@@ -219,7 +216,10 @@ class HeadExchange:
     def gathered(self, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """The first input, [B, S / ranks], as [B, S]; it has no gradient."""
         first, *others = inputs
-        return (all_gather_tensor(first.contiguous(), 1, self._group), *others)
+        own = first.contiguous()
+        parts = [torch.empty_like(own) for _ in range(self._size)]
+        dist.all_gather(parts, own, group=self._group)
+        return (torch.cat(parts, dim=1), *others)
 
     def _by_rank(self, heads: Tensor) -> Tensor:
         """[B, H, s, D] to [ranks, B, H / ranks, s, D]."""

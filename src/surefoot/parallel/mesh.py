@@ -26,7 +26,7 @@ COSTS: Final = {
     "pipeline": "activations between stages for each micro-batch; ranks idle in the bubble",
     "replicate": "one all-reduce of the gradients an update",
     "shard": "parameters gathered for forward and backward, gradients scattered",
-    "context": "keys and values exchanged in each layer",
+    "context": "two all-to-alls of activations in each layer, forward and backward",
     "expert": "tokens exchanged twice in each layer of experts",
     "tensor": "two all-reduces of activations in each layer, forward and backward",
 }
