@@ -38,7 +38,11 @@ GPT2: dict[str, Any] = {
     "bias": True,
     "num_kv_heads": 4,
 }
-STYLES: dict[str, dict[str, Any]] = {"llama": {}, "gpt2": GPT2}
+STYLES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "gpt2": GPT2,
+    "experts": {"experts": {"num_experts": 4, "balance_weight": 0.1}},
+}
 LAYOUTS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "CP": (2, 1, {"context": 2}),
     "CP of 4, filled up": (4, 1, {"context": 4}),
@@ -85,6 +89,9 @@ LATER = pytest.mark.ranks_full
         case("CP of 4, filled up", "gpt2", "gpt", DOUBLE, LATER),
         case("CPxDP", "llama", "gpt", DOUBLE, LATER),
         case("CPxDP", "gpt2", "documents", SINGLE, LATER),
+        case("CP", "experts", "documents", DOUBLE, LATER),
+        case("CPxDP", "experts", "gpt", DOUBLE, LATER),
+        case("CPxFSDP", "experts", "gpt", DOUBLE, LATER),
         case("CPxFSDP", "llama", "gpt", DOUBLE),
         case("CPxFSDP", "gpt2", "documents", DOUBLE, LATER),
         case("CPxZeRO-1", "llama", "documents", DOUBLE, LATER),
@@ -198,6 +205,10 @@ def test_what_cannot_be_cut_is_refused() -> None:
     task, parts = GenerationTask(7), SequenceParts(0, 2, 2, 9)
     with pytest.raises(DataError, match="sequences of 10 tokens"):
         parts.own(task.places(PADDED))
+    with pytest.raises(
+        DataError, match="10 tokens in 4 parts of a model with experts"
+    ):
+        SequenceParts(0, 4, 4, 10, may_fill=False).own(task.places(PADDED))
     square = {"input_ids": PADDED["input_ids"], "attention_mask": torch.ones(2, 1, 10, 10)}
     with pytest.raises(DataError, match=r"attention_mask has shape \[2, 1, 10, 10\]"):
         SequenceParts(0, 2, 2, 10)._cut_input("attention_mask", square["attention_mask"], (2, 10))
@@ -236,6 +247,9 @@ def test_other_models_tasks_axes_and_a_ring_are_refused() -> None:
         cut_task(ClassificationTask(3), small_gpt(), mesh_of(context=2), section)
     with pytest.raises(RequestError, match=r"parallel.context = 2, and parallel.pipeline"):
         cut_task(GenerationTask(24), small_gpt(), mesh_of(context=2, pipeline=2), section)
+    dropping = small_gpt(experts={"num_experts": 4, "capacity_factor": 1.0})
+    with pytest.raises(RequestError, match="and the experts have a capacity"):
+        cut_task(GenerationTask(24), dropping, mesh_of(context=2), section)
     ring = ParallelSection(context=2, context_exchange="ring")
     with pytest.raises(RequestError) as refused:
         exchange_heads(small_gpt(), mesh_of(context=2), ring)

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from surefoot.config.sections.parallel import ParallelSection
 from surefoot.core.errors import DataError, RequestError
 from surefoot.core.plans import ContextPlan, context_for
+from surefoot.models.moe import routed_layers
 from surefoot.parallel.mesh import Mesh
 from surefoot.tasks.calling import signature_of
 from surefoot.tasks.generation import Places
@@ -50,12 +51,14 @@ class SequenceParts:
         multiple: the length of a whole sequence is filled up to a multiple of this, at the end,
             with places that predict nothing; no place before them looks at them.
         longest: most places of a whole sequence.
+        may_fill: whether the length may be filled up; the places would count for a router.
     """
 
     rank: int
     num_parts: int
     multiple: int
     longest: int
+    may_fill: bool = True
 
     def own(self, places: Places) -> Places:
         """This rank's part. Positions stay those in the whole sequence.
@@ -70,6 +73,14 @@ class SequenceParts:
                 where="input_ids",
                 rule=f"[batch, sequence], sequence from 1 to {self.longest}",
                 remedy="cut the sequences, or build the model with a longer sequence_length",
+            )
+        if not self.may_fill and length % self.multiple:
+            raise DataError(
+                f"sequences of {length} tokens in {self.num_parts} parts of a model with experts",
+                where="input_ids",
+                rule=f"a router counts every place: the length is a multiple of {self.multiple}",
+                remedy=f"use sequences of {length - length % self.multiple or self.multiple} "
+                "tokens",
             )
         inputs = {n: self._cut_input(n, v, (batch, length)) for n, v in places.inputs.items()}
         if "position_ids" not in inputs:
@@ -167,7 +178,17 @@ def cut_task(task: Task, model: nn.Module, mesh: Mesh | None, section: ParallelS
     rank = sizes.coordinates(mesh.rank)["context"]
     multiple = sizes.context * (sizes.tensor if section.cut_sequence else 1)
     config: Any = model.config
-    parts = SequenceParts(rank, sizes.context, multiple, getattr(config, plan.longest))
+    longest = getattr(config, plan.longest)
+    routed = routed_layers(model).values()
+    if any(layer.depends_on_split for layer in routed):
+        raise RequestError(
+            f"parallel.context = {sizes.context}, and the experts have a capacity",
+            where="parallel.context",
+            rule="which tokens are dropped depends on the others on a rank: another split, another "
+            "loss",
+            remedy="use capacity_factor=dropless, or parallel.context=1",
+        )
+    parts = SequenceParts(rank, sizes.context, multiple, longest, may_fill=not routed)
     return ContextTask(task, parts, mesh.context_group)
 
 
