@@ -29,6 +29,8 @@ from surefoot.observe.run_folder import (
 from surefoot.parallel.ranks import Ranks, any_of, from_first
 
 MOST_NAMED = 5
+INITIAL_WEIGHTS = "initial weights"
+SEED_FIRST = "make the model from one seed on every rank: torch.manual_seed(0) before it is made"
 PACKAGE = Path(__file__).parent
 
 
@@ -126,7 +128,7 @@ def refuse_different_runs(resolved: Resolved[Any], prepared: Prepared, assembly:
         "code": digest_of_code(resolved.as_dict()),
         **{f"config {path}": repr(value) for path, value in _flat(resolved.as_dict())},
         **{f"data {name}": value for name, value in prepared.fingerprints().items()},
-        "initial weights": assembly.initial_digest,
+        INITIAL_WEIGHTS: assembly.initial_digest,
     }
     refuse_differences(ranks, facts)
 
@@ -150,7 +152,9 @@ def refuse_differences(ranks: Ranks, facts: Mapping[str, str]) -> None:
             f"the ranks are about to train different runs: {len(differing)} differences",
             where="; ".join(differing[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else ""),
             rule="all ranks have the same code, configuration, data and first weights",
-            remedy="start every rank from the same files with the same arguments",
+            remedy=SEED_FIRST
+            if all(text.startswith(INITIAL_WEIGHTS) for text in differing)
+            else "start every rank from the same files with the same arguments",
         )
 
 
