@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from surefoot.core.errors import ModelError, RequestError
 from surefoot.core.plans import PipelinePlan, StageStyle, stages_for
+from surefoot.models.moe import routed_layers
 from surefoot.parallel.data_parallel import MOST_NAMED
 from surefoot.parallel.mesh import Mesh
 from surefoot.parallel.pipeline_schedule import PipelineOrder
@@ -215,6 +216,13 @@ def remove_other_stages(model: nn.Module, order: PipelineOrder, rank: int) -> Cu
             rule="plans are known for our GPT and for transformers' Llama, Qwen and Mistral",
             remedy="use parallel.shard, which cuts any model",
         )
+    if routed_layers(model):
+        raise RequestError(
+            f"a {type(model).__name__} with experts over {order.num_stages} stages",
+            where="parallel.pipeline",
+            rule="the losses of routers belong to layers of all stages, and only the last sees one",
+            remedy="use parallel.expert or parallel.shard instead of parallel.pipeline",
+        )
     blocks = model.get_submodule(plan.blocks)
     assert isinstance(blocks, nn.ModuleList)
     runs = runs_of_blocks(len(blocks), order)
@@ -403,15 +411,6 @@ def cut_for(model: nn.Module, wishes: Any, mesh: Mesh) -> Cut | None:
     """
     if mesh.sizes.pipeline == 1:
         return None
-    others = [axis for axis in ("context", "expert") if getattr(mesh.sizes, axis) > 1]
-    if others:
-        raise RequestError(
-            f"parallel.pipeline is {mesh.sizes.pipeline}, and parallel.{others[0]} is "
-            f"{getattr(mesh.sizes, others[0])}",
-            where="parallel",
-            rule="stages are combined with replicate, shard and tensor",
-            remedy=f"use parallel.{others[0]}=1",
-        )
     refuse_split_backward(wishes, mesh)
     order = PipelineOrder.of(wishes.section, mesh.sizes.pipeline)
     order.check_window(wishes.window)
