@@ -205,9 +205,7 @@ def test_what_cannot_be_cut_is_refused() -> None:
     task, parts = GenerationTask(7), SequenceParts(0, 2, 2, 9)
     with pytest.raises(DataError, match="sequences of 10 tokens"):
         parts.own(task.places(PADDED))
-    with pytest.raises(
-        DataError, match="10 tokens in 4 parts of a model with experts"
-    ):
+    with pytest.raises(DataError, match="10 tokens in 4 parts of a model with experts"):
         SequenceParts(0, 4, 4, 10, may_fill=False).own(task.places(PADDED))
     square = {"input_ids": PADDED["input_ids"], "attention_mask": torch.ones(2, 1, 10, 10)}
     with pytest.raises(DataError, match=r"attention_mask has shape \[2, 1, 10, 10\]"):
