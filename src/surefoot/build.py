@@ -30,6 +30,7 @@ from surefoot.feeding import make_pace, make_plan
 from surefoot.materials import Prepared, prepare_material
 from surefoot.observe.run_folder import CHECKPOINTS_NAME, RunFolder, find_run
 from surefoot.optim.ledger import ParameterLedger
+from surefoot.parallel.pipeline_schedule import PipelineOrder
 from surefoot.promising import check_contract
 from surefoot.readiness import check_trainable
 from surefoot.recording import config_of, has_begun, needed_bytes, train_in_folder
@@ -111,6 +112,11 @@ def _show_mesh(assembly: Assembly, console: Console | None) -> None:
     console.print(f"{place.ranks.size} ranks, {data} of them with data of their own:")
     for axis, size, costs in place.sizes.table():
         console.print(f"  {axis:<10} {size:>4}   {costs}", markup=False, highlight=False)
+    if place.sizes.pipeline > 1:
+        settings = assembly.settings
+        order = PipelineOrder.of(settings.parallel, place.sizes.pipeline)
+        idle = order.bubble_fraction(settings.train.accumulation)
+        console.print(f"{order.num_stages} stages, {order.kind}: ranks idle {idle:.1%} of a window")
 
 
 def build_run(recipe: Recipe, *, resuming: bool = False) -> tuple[Prepared, Assembly]:

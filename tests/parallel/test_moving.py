@@ -29,10 +29,13 @@ LAYOUTS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "TP+SPxFSDP": (4, 2, {"tensor": 2, "shard": 2, "cut_sequence": True}),
     "CP": (2, 1, {"context": 2}),
     "CPxFSDP": (4, 2, {"context": 2, "shard": 2}),
+    "PP": (2, 1, {"pipeline": 2, "pipeline_schedule": "zero-bubble"}),
+    "PPxFSDP": (4, 2, {"pipeline": 2, "shard": 2}),
+    "TPxPP": (4, 1, {"tensor": 2, "pipeline": 2, "pipeline_schedule": "gpipe"}),
 }
 AROUND = (
     *("one", "DDP", "ZeRO-3", "TP", "HSDP", "TP+SPxFSDP", "ZeRO-1", "ZeRO-2"),
-    *("CP", "CPxFSDP", "one"),
+    *("PP", "CP", "PPxFSDP", "CPxFSDP", "TPxPP", "one"),
 )
 """Each goes on with what the one before has saved."""
 UPDATES = 3
