@@ -6,7 +6,7 @@ scaled dot product attention, so that the fastest kernel of the device is taken.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -339,7 +339,8 @@ class GPT(nn.Module):
         input_ids: Tensor,
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
-    ) -> Tensor:
+        finish: Callable[[Tensor, nn.Module], Any] | None = None,
+    ) -> Any:
         """Scores of the next token at every place.
 
         Args:
@@ -347,14 +348,17 @@ class GPT(nn.Module):
             position_ids: [B, S]; without them places count from 0.
             document_ids: [B, S]; with them a place looks only at its own document. Pads at the end
                 need no mask: nothing before them looks at them.
+            finish: makes the result from the last hidden states [B, S, D] and the output layer;
+                without it the result is the scores.
 
         Returns:
-            [B, S, V].
+            [B, S, V], or what `finish` has made.
 
         Raises:
             ModelError: a shape is wrong.
         """
-        return self.head(self._hidden(input_ids, position_ids, document_ids))
+        hidden = self._hidden(input_ids, position_ids, document_ids)
+        return self.head(hidden) if finish is None else finish(hidden, self.head)
 
     def _hidden(
         self, input_ids: Tensor, position_ids: Tensor | None, document_ids: Tensor | None

@@ -24,9 +24,9 @@ from surefoot.core.plans import ContextPlan, context_for
 from surefoot.models.moe import routed_layers
 from surefoot.parallel.mesh import Mesh
 from surefoot.tasks.calling import signature_of
-from surefoot.tasks.generation import Places
 from surefoot.tasks.losses import IGNORE_INDEX
 from surefoot.tasks.metrics import MetricTotals
+from surefoot.tasks.scoring import Places
 from surefoot.tasks.task import Direction, LossSum, MetricSums, Task, Weight
 
 

@@ -7,7 +7,7 @@ the labels are shifted each place stands for itself, so that a layout may cut th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -15,22 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.core.errors import DataError, ModelError
-from surefoot.tasks.calling import call_model, find_target, logits_of, named_entries
+from surefoot.tasks.calling import find_target, named_entries
 from surefoot.tasks.checks import check_indices
 from surefoot.tasks.constants import ConstantTensor
 from surefoot.tasks.losses import IGNORE_INDEX, sequence_cross_entropy_sum, shift_labels
-from surefoot.tasks.metrics import correct_sum
+from surefoot.tasks.scoring import Places, Scoring, WholeScores
 from surefoot.tasks.task import Direction, MetricSums
-
-
-@dataclass(frozen=True)
-class Places:
-    """A batch place by place: what the model is given there, and what it is to predict there."""
-
-    inputs: dict[str, Any]
-    """By name; `input_ids` [B, S] is one of them."""
-    expected: Tensor
-    """[B, S]: the next token, `IGNORE_INDEX` where none counts. It is shifted already."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,9 +46,8 @@ class GenerationTask:
     bytes_per_token: Tensor | None = None
     compile_loss: bool = False
     _bytes: ConstantTensor | None = field(default=None, init=False, repr=False)
-    _compiled: Callable[[Tensor, Tensor], Tensor] | None = field(
-        default=None, init=False, repr=False
-    )
+    scoring: Scoring = field(init=False, repr=False)
+    """What the loss is computed with; see `scored_by`."""
 
     unit: ClassVar[str] = "tokens"
     deciding_metric: ClassVar[tuple[str, Direction]] = ("loss", "min")
@@ -73,8 +62,10 @@ class GenerationTask:
             )
         if table is not None:
             object.__setattr__(self, "_bytes", ConstantTensor(table))
+        cross_entropy = sequence_cross_entropy_sum
         if self.compile_loss:
-            object.__setattr__(self, "_compiled", torch.compile(sequence_cross_entropy_sum))
+            cross_entropy = torch.compile(cross_entropy)
+        object.__setattr__(self, "scoring", WholeScores(self.vocabulary_size, cross_entropy))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A compiled function does not cross a process border; a worker needs no loss anyway.
@@ -123,38 +114,29 @@ class GenerationTask:
         Raises:
             ModelError: the model cannot be called, or its scores are not [B, S, V].
         """
-        return self._loss(self._scores(model, places), places.expected)
+        return self.scoring.loss_sum(model, places)
 
     @torch.no_grad()
     def metrics_of(self, model: nn.Module, places: Places) -> MetricSums:
         """The metric sums over these places, which may be a part of each sequence."""
-        logits, expected = self._scores(model, places), places.expected
-        loss = self._loss(logits, expected)
+        expected = places.expected
+        loss, correct = self.scoring.loss_and_correct(model, places)
         counted = expected != IGNORE_INDEX
         num_tokens = counted.sum()
         sums: MetricSums = {
             "loss": (loss, num_tokens),
-            "accuracy": (correct_sum(logits, expected), num_tokens),
+            "accuracy": (correct, num_tokens),
         }
         if self._bytes is not None:
             lengths = self._bytes.on(expected.device)[expected.clamp(min=0)]
             sums["bits_per_byte"] = (loss / math.log(2.0), (lengths * counted).sum())
         return sums
 
-    def _loss(self, logits: Tensor, expected: Tensor) -> Tensor:
-        return (self._compiled or sequence_cross_entropy_sum)(logits, expected)
-
-    def _scores(self, model: nn.Module, places: Places) -> Tensor:
-        # A cache of keys and values is of no use here, and transformers fills one by default.
-        logits = logits_of(call_model(model, places.inputs, use_cache=False))
-        if logits.dim() != 3 or logits.shape[:2] != places.expected.shape:
-            raise ModelError(
-                f"the model returned scores of shape {list(logits.shape)}",
-                rule=f"scores of every place, [batch, sequence, vocabulary] = "
-                f"{[*places.expected.shape, self.vocabulary_size]}",
-                remedy="return the scores of all places, not of the last one",
-            )
-        return logits
+    def scored_by(self, scoring: Scoring) -> GenerationTask:
+        """The same task, computed in another way."""
+        same = copy(self)
+        object.__setattr__(same, "scoring", scoring)
+        return same
 
 
 def tokens_and_labels(batch: Any) -> tuple[Tensor, Tensor]:

@@ -1,16 +1,19 @@
 """Losses as sums over a batch. Nothing here divides, and nothing here waits for a device.
 
-Each sum is one torch call with `reduction="sum"`, so that a naive loop gets the same bits. Half
+Each sum but the chunked one is one torch call with `reduction="sum"`, so that a naive loop gets the
+same bits. Half
 precision inputs are widened to float32 first; float64 stays float64.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 IGNORE_INDEX = -100
 """Label of an item that bears no loss; torch's and transformers' convention."""
@@ -73,6 +76,33 @@ def sequence_cross_entropy_sum(logits: Tensor, expected: Tensor) -> Tensor:
         expected: [B, S], what each place predicts: labels that `shift_labels` has moved.
     """
     return cross_entropy_sum(logits.flatten(0, 1), expected.flatten())
+
+
+def chunked_cross_entropy_sum(
+    hidden: Tensor, head: Callable[[Tensor], Tensor], expected: Tensor, rows: int
+) -> Tensor:
+    """`sequence_cross_entropy_sum(head(hidden), expected)` with few scores held at once.
+
+    Neither all scores nor their gradient are ever there: each chunk's are computed in the forward,
+    given up, and computed again in the backward, for one more product with the output matrix.
+    The sum is that of the chunks' sums, so that its last bits differ.
+
+    Args:
+        hidden: [B, S, D], what enters the output layer.
+        head: the output layer, [n, D] to [n, V].
+        expected: [B, S], as for `sequence_cross_entropy_sum`.
+        rows: places in a chunk.
+    """
+
+    def chunk_sum(chunk: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy_sum(head(chunk), labels)
+
+    parts = zip(hidden.flatten(0, 1).split(rows), expected.flatten().split(rows), strict=True)
+    if not torch.is_grad_enabled():
+        return torch.stack([chunk_sum(*part) for part in parts]).sum()
+    # No random number is drawn in a chunk.
+    kept: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    return torch.stack([checkpoint(chunk_sum, *part, **kept) for part in parts]).sum()
 
 
 def squared_error_sum(predictions: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
