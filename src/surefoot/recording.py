@@ -148,6 +148,8 @@ def _open_run(
     if assembly.trainable.device.type == "cuda" and assembly.place.ranks.size > 1:
         set_where_free(flight_recorder_files(folder.artifacts_path))
     try:
+        # From here on all ranks hear a signal; nothing is written before.
+        assembly.place.ranks.gather("the run begins", None)
         shown = []
         if isinstance(folder, RunFolder):
             shown = make_observers(settings, name, assembly, folder)

@@ -20,7 +20,7 @@ from surefoot.cadences import make_cadence, make_horizon
 from surefoot.config.sections import Settings
 from surefoot.core.budget import Budget
 from surefoot.core.disk import free_bytes
-from surefoot.core.errors import SurefootError
+from surefoot.core.errors import RankError, SurefootError
 from surefoot.core.interruption import Cut, CutShort
 from surefoot.core.peaks import dense_peak
 from surefoot.core.reports import Event, Observer
@@ -46,6 +46,7 @@ from surefoot.observe.run_folder import RunFolder
 from surefoot.observe.watch import HangWatch, stacks_path
 from surefoot.optim.registry import optimizer_notes
 from surefoot.out_of_memory import record_shortage
+from surefoot.parallel.lookout import Attachment, attached
 from surefoot.parallel.ranks import Ranks
 from surefoot.spending import Spending, budget_of
 from surefoot.state.checkpoint import list_checkpoints, newest_whole, step_of
@@ -198,7 +199,8 @@ class FolderRun:
         self._leave_when(self._cut(stop))
         self._began = self._clock()
         try:
-            with self.watch:
+            # In this order: while others may ask for stacks, somebody writes them down.
+            with self.watch, attached(self._lent()):
                 outcome = self._loop(stop).run()
         except BaseException as error:
             self._record_failure(error)
@@ -417,6 +419,16 @@ class FolderRun:
         except (SurefootError, OSError) as second:
             # Such as a full disk: the first error is the one to be told.
             error.add_note(f"and this could not be written down: {second}")
+
+    def _lent(self) -> Attachment:
+        """What is done where another rank is lost, and the main thread may wait for ever."""
+
+        def record(error: RankError) -> None:
+            if self._failure is None:
+                step = self.assembly.trainable.state.progress.step
+                self.observers.on_event(failure_event(error, step))
+
+        return Attachment(self.watch.dump, record, lambda: self.watch.doing)
 
     def _result(self, outcome: Outcome) -> RunResult:
         return RunResult(

@@ -131,22 +131,30 @@ def _arm(trigger: Trigger) -> None:
         else:
             _start_with_the_first_update(timer)
         return
-    calls = 0
-
-    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == trigger.amount:
-                fire()
-            return function(*arguments)
-
-        return call
-
+    counted = counting(fire, trigger.amount)
     if trigger.kind == "fsync":
         os.fsync = counted(os.fsync)
     else:
         MetricTotals.add = counted(MetricTotals.add)  # type: ignore[method-assign]
+
+
+def counting(
+    fire: Callable[[], None], amount: float
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes functions fire at so many calls of them."""
+    calls = 0
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == amount:
+                fire()
+            return function(*arguments, **named)
+
+        return call
+
+    return counted
 
 
 def _start_when_the_command_listens(timer: threading.Timer) -> None:

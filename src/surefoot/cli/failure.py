@@ -18,10 +18,16 @@ import typer
 from rich.text import Text
 
 from surefoot.cli.session import Session
-from surefoot.core.errors import EXIT_FAILED, EXIT_REQUEST, ConfigError, SurefootError
+from surefoot.core.errors import (
+    EXIT_FAILED,
+    EXIT_REQUEST,
+    ConfigError,
+    StopRequested,
+    SurefootError,
+)
 
 SECONDS_FOR_THE_FIRST = 2.0
-"""How long a rank that fails after another waits to be ended."""
+"""How long a rank that fails for want of another waits for it to say so, and to end."""
 EXIT_INTERRUPTED = 130
 """Ctrl-C outside of training, as shells count it; training itself saves and ends with 75."""
 
@@ -37,16 +43,14 @@ def present(error: BaseException, session: Session) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     if session.is_rank and _fails_after_another(error):
-        # One error on one screen. The launcher ends this rank while it waits, and so passes on the
-        # exit code of the one that failed first.
-        time.sleep(SECONDS_FOR_THE_FIRST)
+        # One error on one screen.
         return error.exit_code if isinstance(error, SurefootError) else EXIT_FAILED
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         _say(session, "interrupted; what was saved before is whole", style="bold yellow")
         return EXIT_INTERRUPTED
     if _is_usage_error(error):
         return _present_usage(error, session)
-    if session.is_rank:
+    if session.is_rank and not isinstance(error, StopRequested):
         _say(session, f"rank {os.environ.get('RANK')} failed first", style="bold red")
     if session.debug or not isinstance(error, SurefootError):
         trace = "".join(traceback.format_exception(error))
@@ -67,10 +71,13 @@ def present(error: BaseException, session: Session) -> int:
 
 
 def _fails_after_another(error: BaseException) -> bool:
-    from surefoot.parallel.join import fails_first, is_of_lost_rank
+    from surefoot.parallel.join import fails_first, is_of_lost_rank, lost_rank
+    from surefoot.parallel.lost import How
 
-    if is_of_lost_rank(error):
-        # A rank that was killed could not say so. The launcher can: it ends this one meanwhile.
+    # A rank that was killed cannot say so itself: others find out meanwhile.
+    lost = lost_rank(SECONDS_FOR_THE_FIRST if is_of_lost_rank(error) else 0.0)
+    if lost is not None and lost.how is How.FAILED:
+        # A launcher passes on the code of the first that ends: let it be the one that failed.
         time.sleep(SECONDS_FOR_THE_FIRST)
     return not fails_first()
 

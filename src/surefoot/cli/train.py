@@ -12,7 +12,7 @@ import typer
 
 from surefoot.cli.ending import Ending, show_verdict
 from surefoot.cli.session import DebugOption, JsonOption, Session, SetOption
-from surefoot.core.errors import EXIT_DONE, RankError, RequestError
+from surefoot.core.errors import EXIT_DONE, RankError, RequestError, StopRequested
 from surefoot.observe.text import format_number
 
 if TYPE_CHECKING:
@@ -72,12 +72,11 @@ def train(
                 remedy="leave the rest out: surefoot train --replay EVENT",
             )
         return _replay(session, replay)
-    if nproc > 1:
-        return _launch(context, session, nproc)
-
     from surefoot.engine.interrupt import stopped_before_begin
 
     with stopped_before_begin():
+        if nproc > 1:
+            return _launch(context, session, nproc)
         _become_rank(session)
         from surefoot.build import run_recipe
         from surefoot.config.load import load_recipe
@@ -97,8 +96,9 @@ def train(
             console=session.console,
             on_end=ending,
         )
-    if session.quiet and resolved.recipe.contract.kind != "off":
-        # Rank 0 alone judges: whether a stop is one to resume or a broken promise, it says.
+    if session.quiet:
+        # Rank 0 alone judges: whether a stop is one to resume or a broken promise, it says. It may
+        # still be writing that down: a launcher would end it at the first other code.
         return EXIT_DONE
     made_in = runs if resume is None else resume.parent
     return _tell(session, result, recipe, overrides or [], made_in, ending)
@@ -133,11 +133,14 @@ def _launch(context: typer.Context, session: Session, num_ranks: int) -> int:
 
     Raises:
         RequestError: this process is a rank already, or the recipe asks for another mesh.
-        RankError: a rank was killed from outside.
+        RankError: a rank was killed from outside, or hangs.
+        StopRequested: a rank was stopped before it had begun.
     """
     from surefoot.config.load import load_recipe
+    from surefoot.engine.interrupt import ASKING_SIGNALS
     from surefoot.parallel.join import launched_ranks
     from surefoot.parallel.launch import launch
+    from surefoot.parallel.lost import How
     from surefoot.parallel.mesh import resolve_sizes
 
     given = context.params
@@ -153,10 +156,20 @@ def _launch(context: typer.Context, session: Session, num_ranks: int) -> int:
         recipe = _recipe_of(given["resume"])
     resolved = load_recipe(recipe or DEFAULT_RECIPE, given["overrides"] or [])
     resolve_sizes(resolved.recipe.parallel, num_ranks)
-    ended = launch(["surefoot", "train", *_as_arguments(given)], num_ranks)
-    if ended.killed_by:
+    deadline = float(resolved.recipe.parallel.deadline.value)
+    ended = launch(["surefoot", "train", *_as_arguments(given)], num_ranks, deadline)
+    if ended.failure is not None and ended.failure.how is How.HANGS:
+        raise ended.failure.error()
+    if ended.killed_by in ASKING_SIGNALS:
+        # A rank that trains hears a signal and saves: this one had not begun, or had ended.
+        raise StopRequested(
+            f"rank {ended.rank} was stopped by {ended.killed_by.name} outside of training",
+            rule="what was saved before is whole",
+            remedy="start or resume the run again",
+        )
+    if ended.killed_by is not None:
         raise RankError(
-            f"rank {ended.rank} was ended by {ended.killed_by}",
+            f"rank {ended.rank} was ended by {ended.killed_by.name}",
             where=f"one of {num_ranks} ranks on this machine",
             rule="a launch ends with its first rank that fails",
             remedy="SIGKILL is often the system that ran out of memory: see the system's log",

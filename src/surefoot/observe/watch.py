@@ -56,6 +56,16 @@ class HangWatch:
         self._beats += 1
         self._doing = doing
 
+    @property
+    def doing(self) -> str:
+        """What the last beat said."""
+        return self._doing
+
+    def dump(self) -> None:
+        """Writes down the stacks of all threads."""
+        if self._file is not None and not self._file.closed:
+            faulthandler.dump_traceback(self._file, all_threads=True)
+
     def beating(self, items: Iterator[Item], doing: str) -> Iterator[Item]:
         """The same items; a beat for each."""
         for item in items:

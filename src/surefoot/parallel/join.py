@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
+import time
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from surefoot.core.errors import RankError
 from surefoot.observe.watch import FLIGHT_RECORDER, set_where_free
-from surefoot.parallel.ranks import FIRST_FAILURE
+from surefoot.parallel import lookout
+from surefoot.parallel.lookout import Lookout
+from surefoot.parallel.lost import Failure, How, claim, first_failure, named, of_attempt
 
 SIGNS_OF_A_LOST_RANK = (
     "Connection closed by peer",
@@ -26,6 +31,8 @@ SIGNS_OF_A_LOST_RANK = (
 )
 """What torch's backends say where the other side is gone; gloo raises a plain RuntimeError."""
 JOIN_SECONDS = 300.0
+RUN_ID_PREFIX = "surefoot-"
+"""Of the launches whose launcher is ours, and tells of ranks that are lost."""
 
 
 def launched_ranks() -> int:
@@ -37,49 +44,107 @@ def join_ranks(timeout_seconds: float = JOIN_SECONDS) -> None:
     """Joins the group that the launcher prepared; does nothing alone, or a second time.
 
     CPU tensors travel by gloo, CUDA tensors by NCCL. On CUDA the device is that of the local rank.
+    From then on this rank shows that it lives, and looks whether the others do.
 
     Raises:
-        RankError: the other ranks did not come.
+        RankError: the other ranks did not come; those that are missing are named.
     """
     if launched_ranks() == 1 or dist.is_initialized():
         return
+    rank, size = int(os.environ["RANK"]), launched_ranks()
     backend = "gloo"
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if torch.cuda.is_available() and local_rank < torch.cuda.device_count():
         torch.cuda.set_device(local_rank)
         backend = "cpu:gloo,cuda:nccl"
         set_where_free(FLIGHT_RECORDER)
+    limit = timedelta(seconds=timeout_seconds)
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            store = launchers_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+            _wait_for_all(store, rank, size, timeout_seconds)
+        dist.init_process_group(backend, timeout=limit)
     except (dist.DistError, RuntimeError, ValueError) as error:
         raise RankError(
-            f"rank {os.environ['RANK']} could not join the others: {error}",
+            f"rank {rank} could not join the others: {error}",
             where=f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}",
-            rule=f"all {launched_ranks()} ranks meet within {timeout_seconds:g} s",
+            rule=f"all {size} ranks meet within {timeout_seconds:g} s",
             remedy="check that each was started, and that this address can be reached from each",
         ) from error
+    own: Any = shared_store()
+    lookout.begin(Lookout(own.clone(), rank, size, timeout_seconds, _tell))
     atexit.register(leave_ranks)
+
+
+def shared_store() -> dist.Store:
+    """What all ranks and the launcher read and write, below the default process group."""
+    return of_attempt(dist.distributed_c10d._get_default_store())
+
+
+def launchers_store(host: str, port: int) -> dist.Store:
+    """A connection of its own to the store that torch's launcher keeps for its ranks."""
+    return of_attempt(dist.TCPStore(host, port, is_master=False, wait_for_workers=False))
+
+
+def _wait_for_all(store: dist.Store, rank: int, size: int, seconds: float) -> None:
+    """Waits in Python, where a signal is heard, and knows who is missing."""
+    keys = [f"here/{other}" for other in range(size)]
+    store.set(keys[rank], "")
+    until = time.monotonic() + seconds
+    while not store.check(keys):
+        if (failure := first_failure(store)) is not None:
+            raise failure.error(f"the start, seen by rank {rank}")
+        if time.monotonic() > until:
+            missing = [other for other in range(size) if not store.check([keys[other]])]
+            raise RankError(
+                f"{named(missing)} did not start within {seconds:g} s",
+                where=f"seen by rank {rank}",
+                rule="the ranks of a launch start together",
+                remedy="see what is different where that rank runs",
+            )
+        time.sleep(0.02)
 
 
 def leave_ranks() -> None:
     """Leaves the group, if this process is in one."""
+    lookout.end()
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def launcher_tells() -> bool:
+    """Whether the launcher is ours: it tells of ranks that are killed or hang."""
+    return os.environ.get("TORCHELASTIC_RUN_ID", "").startswith(RUN_ID_PREFIX)
+
+
+def _tell(error: RankError) -> None:
+    if not launcher_tells():
+        print(f"error: {error}", file=sys.stderr, flush=True)
 
 
 def fails_first() -> bool:
     """Whether this rank is the first of all to fail: it alone says why.
 
-    The others then fail for want of it. A rank that cannot ask speaks too.
+    The others then fail for want of it. A rank that cannot ask is silent.
     """
     if not dist.is_initialized():
         return True
-    rank = str(dist.get_rank())
     with suppress(dist.DistError, RuntimeError):
-        store = dist.distributed_c10d._get_default_store()
-        first: bytes = store.compare_set(FIRST_FAILURE, "", rank)
-        return first.decode() == rank
+        own = Failure(dist.get_rank(), How.FAILED, dist.get_rank())
+        return claim(shared_store(), own) == own
     return False
+
+
+def lost_rank(seconds: float) -> Failure | None:
+    """What ended the run, as any rank has said; waits so long for one to say it."""
+    until = time.monotonic() + seconds
+    with suppress(dist.DistError, RuntimeError):
+        while dist.is_initialized():
+            failure = first_failure(shared_store())
+            if failure is not None or time.monotonic() > until:
+                return failure
+            time.sleep(0.05)
+    return None
 
 
 def is_of_lost_rank(error: BaseException) -> bool:

@@ -1,7 +1,8 @@
 """Starts the ranks of one machine by torch's own elastic agent, and ends them all.
 
 A failed rank ends the launch; nothing is restarted. Signals are passed on to the ranks, which save
-and leave with their own exit code. What a rank does is not known here.
+and leave with their own exit code. Those that do not leave after a failure are killed: torch would
+wait longer. What a rank does is not known here.
 """
 
 from __future__ import annotations
@@ -10,21 +11,39 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import threading
+import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 
-import psutil
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, launch_agent
+import torch.distributed as dist
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from surefoot.core.errors import RankError
+from surefoot.parallel.join import RUN_ID_PREFIX, launchers_store
+from surefoot.parallel.lookout import (
+    LOOK_SECONDS,
+    LOOKS_PER_DEADLINE,
+    Silence,
+    ask_for_stacks,
+    read_signs,
+    silent_failure,
+)
+from surefoot.parallel.lost import LAUNCHER, Failure, How, claim, first_failure
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 SHELL_CODE_OF_SIGNAL = 128
+ENDING_SECONDS = 5.0
+"""How long the other ranks may take to leave after the first failure; torch would wait for 30."""
+TICK_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -35,12 +54,17 @@ class Launched:
     """That of the rank that ended first with one above zero; 0 where all are well."""
     rank: int | None = None
     """That rank."""
-    killed_by: str = ""
+    killed_by: signal.Signals | None = None
     """The signal that ended it, where it did not leave by itself."""
+    failure: Failure | None = None
+    """What the ranks, or the launcher, have said of the rank that ended the run for all."""
 
 
-def launch(arguments: Sequence[str], num_ranks: int) -> Launched:
+def launch(arguments: Sequence[str], num_ranks: int, deadline_seconds: float) -> Launched:
     """Runs `python -m ARGUMENTS` once for each rank and waits for all.
+
+    Args:
+        deadline_seconds: a rank that gives no sign of life for so long hangs.
 
     Raises:
         RankError: the ranks could not be started.
@@ -52,73 +76,169 @@ def launch(arguments: Sequence[str], num_ranks: int) -> Launched:
         # Ranks share the cores of the machine.
         threads = max(1, (os.cpu_count() or 1) // num_ranks)
         os.environ["OMP_NUM_THREADS"] = str(threads)
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=num_ranks,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        local_addr="127.0.0.1",
-        max_restarts=0,
-        monitor_interval=0.1,
-    )
-    return _Launch(config, list(arguments)).run()
+    with tempfile.TemporaryDirectory(prefix="surefoot-launch-") as logs:
+        return _Launch(list(arguments), num_ranks, logs, deadline_seconds).run()
+
+
+class _Agent(LocalElasticAgent):
+    """Torch's agent, that shows since when it has been looking at its ranks: a look takes long only
+    where one has failed and torch waits for the others."""
+
+    looks_since: float | None = None
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self.looks_since = time.monotonic()
+        try:
+            return super()._monitor_workers(worker_group)
+        finally:
+            self.looks_since = None
 
 
 class _Launch:
     """One agent. It runs on a thread of its own: on the main thread it would end the ranks at the
     first signal, and they shall save first."""
 
-    def __init__(self, config: LaunchConfig, arguments: list[str]) -> None:
-        self._config = config
-        self._arguments = arguments
+    def __init__(
+        self, arguments: list[str], num_ranks: int, logs: str, deadline_seconds: float
+    ) -> None:
+        meeting = RendezvousParameters(
+            backend="c10d",
+            endpoint="127.0.0.1:0",
+            run_id=RUN_ID_PREFIX + uuid.uuid4().hex,
+            min_nodes=1,
+            max_nodes=1,
+            local_addr="127.0.0.1",
+        )
+        self._spec = WorkerSpec(
+            role="rank",
+            local_world_size=num_ranks,
+            entrypoint=sys.executable,
+            args=("-m", *arguments),
+            rdzv_handler=get_rendezvous_handler(meeting),
+            max_restarts=0,
+            monitor_interval=TICK_SECONDS,
+            local_addr="127.0.0.1",
+        )
+        self._agent = _Agent(self._spec, DefaultLogsSpecs(log_dir=logs))
+        self._deadline = deadline_seconds
+        self._result: RunResult | None = None
         self._error: BaseException | None = None
+        self._asked: list[int] = []
+        self._store: dist.Store | None = None
+        self._silence = Silence()
+        self._hangs_since: float | None = None
+        self._looked = time.monotonic()
 
     def run(self) -> Launched:
-        thread = threading.Thread(target=self._agent, name="surefoot-launch", daemon=True)
-        with _passing_signals_on():
+        thread = threading.Thread(target=self._run_agent, name="surefoot-launch", daemon=True)
+        with _calling(self._pass_on):
             thread.start()
             while thread.is_alive():
                 # Not without an end: a handler of Python's waits for the main thread to wake.
-                thread.join(timeout=0.2)
+                thread.join(timeout=TICK_SECONDS)
+                self._tick()
+        self._kill()
         return self._told()
 
-    def _agent(self) -> None:
+    def _run_agent(self) -> None:
         try:
-            launch_agent(self._config, sys.executable, ["-m", *self._arguments])
+            self._result = self._agent.run()
+            self._spec.rdzv_handler.shutdown()
         except BaseException as error:
             self._error = error
 
+    def _pids(self) -> list[int]:
+        """Of the ranks, once they are started; each leads a group of processes."""
+        workers = self._agent.get_worker_group().workers
+        return [worker.id for worker in workers if isinstance(worker.id, int)]
+
+    def _pass_on(self, number: int) -> None:
+        self._asked.append(number)
+        self._deliver()
+
+    def _deliver(self) -> None:
+        pids = self._pids()
+        while pids and self._asked:
+            number = self._asked.pop(0)
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+    def _tick(self) -> None:
+        if self._asked:
+            self._deliver()
+        now = time.monotonic()
+        since = self._hangs_since or self._agent.looks_since
+        if since is not None and now - since > ENDING_SECONDS:
+            self._kill()
+        seconds = now - self._looked
+        if self._pids() and seconds > min(LOOK_SECONDS, self._deadline / LOOKS_PER_DEADLINE):
+            self._looked = now
+            # A time in which this process was stopped itself is held against nobody.
+            with suppress(dist.DistError, RuntimeError):
+                self._look(min(seconds, 2 * LOOK_SECONDS))
+
+    def _look(self, seconds: float) -> None:
+        """Looks for a rank that all others would wait for, or nobody any more."""
+        if self._store is None:
+            group = self._agent.get_worker_group()
+            assert group.master_addr is not None and group.master_port is not None
+            self._store = launchers_store(group.master_addr, group.master_port)
+        ranks = range(self._spec.local_world_size)
+        signs = {r: s for r, s in read_signs(self._store, ranks).items() if not _has_ended(s.pid)}
+        rank, silent = self._silence.longest(signs, seconds)
+        if silent > self._deadline and self._hangs_since is None:
+            self._hangs_since = time.monotonic()
+            claim(self._store, silent_failure(rank, signs[rank], silent, LAUNCHER, True))
+            ask_for_stacks(self._store, rank)
+
+    def _kill(self) -> None:
+        for pid in self._pids():
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+
     def _told(self) -> Launched:
-        if self._error is None:
-            return Launched(0)
-        if not isinstance(self._error, ChildFailedError):
+        if self._error is not None or self._result is None:
             raise RankError(
                 f"the ranks could not be started: {self._error}",
                 where="launch",
                 rule="torch's launcher starts the ranks of this machine",
                 remedy="see whether this machine may open ports on 127.0.0.1",
             ) from self._error
-        rank, first = self._error.get_first_failure()
-        code = first.exitcode
+        said = None
+        with suppress(dist.DistError, RuntimeError):
+            said = None if self._store is None else first_failure(self._store)
+        codes = {rank: failure.exitcode for rank, failure in self._result.failures.items()}
+        if not codes:
+            return Launched(0)
+        # The first one that ended stands first, unless another has said that it failed before.
+        rank = next(iter(codes))
+        if said is not None and said.how is How.FAILED and said.rank in codes:
+            rank = said.rank
+        code = codes[rank]
         if code >= 0:
-            return Launched(code, rank)
-        return Launched(SHELL_CODE_OF_SIGNAL - code, rank, signal.Signals(-code).name)
+            return Launched(code, rank, failure=said)
+        return Launched(SHELL_CODE_OF_SIGNAL - code, rank, signal.Signals(-code), said)
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
 
 
 @contextmanager
-def _passing_signals_on() -> Iterator[None]:
+def _calling(pass_on: Callable[[int], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        for child in psutil.Process().children():
-            with suppress(psutil.Error):
-                child.send_signal(number)
+    def handle(number: int, frame: FrameType | None) -> None:
+        pass_on(number)
 
-    before = [(number, signal.signal(number, pass_on)) for number in PASSED_ON]
+    before = [(number, signal.signal(number, handle)) for number in PASSED_ON]
     try:
         yield
     finally:

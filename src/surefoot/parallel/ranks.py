@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import torch.distributed as dist
 
 from surefoot.core.errors import RankError
+from surefoot.parallel import lookout
+from surefoot.parallel.lost import Failure, How, claim, first_failure, named, of_attempt
 
-FIRST_FAILURE = "surefoot/first-failure"
-"""Key of the store under which the first rank that fails leaves its number."""
 POLL_SECONDS = 0.002
 """First pause between two looks for a missing answer; it doubles up to `MAX_POLL_SECONDS`."""
 MAX_POLL_SECONDS = 0.1
@@ -113,22 +113,17 @@ class StoreRanks:
         pause = POLL_SECONDS
         keys = [self._key(self._count, rank) for rank in range(self.size)]
         while not self._store.check(keys):
-            if self._store.check([FIRST_FAILURE]):
-                rank = self._store.get(FIRST_FAILURE).decode()
-                raise RankError(
-                    f"rank {rank} has failed",
-                    where=f"{what}, seen by rank {self.rank}",
-                    rule="a run goes on with all of its ranks, or not at all",
-                    remedy="see what that rank says",
-                )
+            if (failure := first_failure(self._store)) is not None:
+                raise failure.error(f"{what}, seen by rank {self.rank}")
             if time.monotonic() > until:
                 missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
-                raise RankError(
-                    f"{_named(missing)} did not answer within {self._deadline_seconds:g} s",
-                    where=f"{what}, seen by rank {self.rank}",
-                    rule="every rank comes to every meeting before its deadline",
-                    remedy="look at what that rank was doing: its stack stands in the run folder",
-                )
+                if missing:
+                    said = f"{named(missing)} did not answer within {self._deadline_seconds:g} s"
+                    place = f"{what}, seen by rank {self.rank}"
+                    failure = Failure(missing[0], How.HANGS, self.rank, said, place)
+                    watch = lookout.current()
+                    accuse = claim if watch is None else watch.accuse
+                    raise accuse(self._store, failure).error(place)
             time.sleep(pause)
             pause = min(2 * pause, MAX_POLL_SECONDS)
 
@@ -136,14 +131,14 @@ class StoreRanks:
         others = [rank for rank, place in enumerate(places) if place != what]
         if others:
             raise RankError(
-                f"{_named(others)} came to '{places[others[0]]}', not to '{what}'",
+                f"{named(others)} came to '{places[others[0]]}', not to '{what}'",
                 where=f"rank {self.rank}",
                 rule="all ranks run the same steps in the same order",
                 remedy="look for a branch that depends on the rank",
             )
 
     def _key(self, count: int, rank: int) -> str:
-        return f"surefoot/{self._name}/{count}/{rank}"
+        return f"{self._name}/{count}/{rank}"
 
 
 def any_of(ranks: Ranks, what: str, flag: bool) -> bool:
@@ -160,11 +155,8 @@ def world_ranks(deadline_seconds: float = 300.0) -> Ranks:
     """The ranks of the default process group; one where there is none."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return OneRank()
-    store = dist.distributed_c10d._get_default_store()
+    if (watch := lookout.current()) is not None:
+        watch.wait_at_most(deadline_seconds)
+    store = of_attempt(dist.distributed_c10d._get_default_store())
     store.set_timeout(timedelta(seconds=deadline_seconds))
     return StoreRanks(store, dist.get_rank(), dist.get_world_size(), deadline_seconds)
-
-
-def _named(ranks: Sequence[int]) -> str:
-    listed = ", ".join(map(str, ranks))
-    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"

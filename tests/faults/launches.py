@@ -1,0 +1,261 @@
+"""Launches of several ranks by the command, forked from a process that has loaded all, for faults.
+
+Launcher, agent, signals and ranks are those of the command; only how a rank's process comes to be
+is different: it is forked and told to forget what it has, where the command starts an interpreter.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import psutil
+import torch
+from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+from faults.trials import STARTED_NEVER, counting
+from surefoot.cli import main as command
+from surefoot.data.fetch import Fetcher
+from surefoot.engine import interrupt
+from surefoot.parallel import collectives, ranks
+from surefoot.parallel.collectives import HostSums
+from surefoot.tasks.metrics import MetricTotals
+from surefoot.verify import children
+
+# What a launch loads late, loaded once for all.
+children.PRELOADED = (
+    *children.PRELOADED,
+    "faults.launches",
+    "surefoot.parallel.launch",
+    "surefoot.report.run_page",
+    "surefoot.judge.contract",
+    "sklearn.datasets",
+)
+LISTENS = interrupt.stopped_before_begin
+LAUNCHER, ALL = "the launcher", "all"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A signal, sent by one rank (or a clock beside the launcher) at one moment."""
+
+    moment: str
+    """`clock`: so many seconds after the launch; else a place in a rank, of `MOMENTS`."""
+    amount: float
+    """Seconds, or at so many calls."""
+    target: str = LAUNCHER
+    """`the launcher`, `all` (as a scheduler does), or a rank."""
+    signal: int = signal.SIGTERM
+    rank: int = 0
+    """Where the moment is looked for."""
+    again_after: float = 0.0
+    """A second signal so many seconds later, where above 0."""
+
+
+MOMENTS: Mapping[str, int] = {
+    "update": 40,
+    "sum": 40,
+    "evaluation": 20,
+    "fsync": 40,
+    "meeting": 60,
+    "sample": 900,
+}
+"""Calls within which a fault is drawn, for a run of `RECIPES`."""
+
+
+def draw_stop(moments: random.Random, seconds: float) -> Fault:
+    """A random request to stop."""
+    moment = moments.choice(["clock", "clock", *MOMENTS])
+    amount = moments.uniform(0.0, seconds) if moment == "clock" else 0.0
+    if not amount:
+        amount = moments.randrange(1, MOMENTS.get(moment, 1) + 1)
+    target = moments.choice([LAUNCHER, LAUNCHER, ALL, "0", "1"])
+    number = moments.choice([signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+    return Fault(moment, amount, target, number, moments.randrange(2))
+
+
+class ForkedRank:
+    """What the agent needs of a `subprocess.Popen`, for a rank that is forked."""
+
+    fault: ClassVar[Fault | None] = None
+    pids: ClassVar[Path]
+    """Where the process ids of all ranks are kept: each leads a session of its own."""
+
+    def __init__(
+        self, args: Any, env: Mapping[str, str], stdout: Any, stderr: Any, start_new_session: bool
+    ) -> None:
+        assert args[1:3] == ("-m", "surefoot") and start_new_session and stdout is stderr is None
+        self.returncode: int | None = None
+        self._lock = threading.Lock()
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                code = _be_rank(list(args[3:]), env, self.fault)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        with self.pids.open("a") as file:
+            file.write(f"{self.pid}\n")
+
+    def poll(self) -> int | None:
+        with self._lock:
+            if self.returncode is None:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+            return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        until = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > until:
+                raise subprocess.TimeoutExpired("rank", timeout)
+            time.sleep(0.01)
+        return code
+
+
+def _be_rank(arguments: list[str], env: Mapping[str, str], fault: Fault | None) -> int:
+    # What a new interpreter would not have from its parent.
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    os.closerange(3, 1024)
+    os.environ.clear()
+    os.environ.update(env)
+    atexit._clear()
+    interrupt.stopped_before_begin = LISTENS
+    if fault is not None and os.environ["RANK"] == str(fault.rank):
+        _arm(fault)
+    code = command.run(arguments)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def _arm(fault: Fault) -> None:
+    def fire() -> None:
+        send(fault, os.getppid())
+
+    fire_at = counting(fire, fault.amount)
+    if fault.moment == "update":
+        HostSums.asked_to_stop = fire_at(HostSums.asked_to_stop)  # type: ignore[method-assign]
+    elif fault.moment == "sum":
+        collectives.dist.all_reduce = fire_at(collectives.dist.all_reduce)
+    elif fault.moment == "evaluation":
+        MetricTotals.add = fire_at(MetricTotals.add)  # type: ignore[method-assign]
+    elif fault.moment == "fsync":
+        os.fsync = fire_at(os.fsync)
+    elif fault.moment == "meeting":
+        gather = ranks.StoreRanks.gather
+        ranks.StoreRanks.gather = fire_at(gather)  # type: ignore[method-assign]
+    elif fault.moment == "sample":
+        Fetcher.__call__ = fire_at(Fetcher.__call__)  # type: ignore[method-assign]
+
+
+def send(fault: Fault, launcher: int) -> None:
+    """Sends the signal, and the second one, from a thread, a while after."""
+    _signal(fault, launcher)
+    if fault.again_after:
+        again = threading.Timer(fault.again_after, _signal, (fault, launcher))
+        again.daemon = True
+        again.start()
+
+
+def _signal(fault: Fault, launcher: int) -> None:
+    with suppress(psutil.Error):
+        started = ranks_of(launcher)
+        pids = {LAUNCHER: [launcher], ALL: [launcher, *started.values()]}.get(fault.target)
+        if pids is None:
+            pids = [started[int(fault.target)]] if int(fault.target) in started else []
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, fault.signal)
+
+
+def ranks_of(launcher: int) -> dict[int, int]:
+    """Process ids of the ranks that a launcher has started, in their order."""
+    children = psutil.Process(launcher).children()
+    return dict(enumerate(sorted(process.pid for process in children)))
+
+
+def launch(arguments: list[str], fault: Fault | None, output: str) -> None:
+    """Body of a process: the command with its launcher."""
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    subprocess_handler.Popen = ForkedRank  # type: ignore[misc]
+    ForkedRank.fault = fault
+    ForkedRank.pids = Path(output).with_suffix(".pids")
+    if fault is not None and fault.moment == "clock":
+        timer = threading.Timer(fault.amount, send, (fault, os.getpid()))
+        timer.daemon = True
+        _start_when_the_command_listens(timer)
+    raise SystemExit(command.run(arguments))
+
+
+def _start_when_the_command_listens(timer: threading.Timer) -> None:
+    @contextmanager
+    def begun() -> Iterator[None]:
+        with LISTENS():
+            timer.start()
+            yield
+
+    interrupt.stopped_before_begin = begun
+
+
+@dataclass
+class Launch:
+    """How a launch ended."""
+
+    code: int
+    seconds: float
+    left: list[int] = field(default_factory=list)
+    """Processes that it left behind."""
+
+
+def train(
+    arguments: list[str], output: Path, fault: Fault | None = None, num_ranks: int = 2
+) -> Launch:
+    """`surefoot train --nproc N` with these arguments."""
+    began = time.monotonic()
+    told = ["train", *arguments, "--nproc", str(num_ranks)]
+    with children.child(launch, told, fault, str(output)) as process:
+        process.join(STARTED_NEVER)
+        assert process.exitcode is not None, f"hangs: {arguments} {fault}\n{output.read_text()}"
+        return Launch(process.exitcode, time.monotonic() - began, left_behind(output))
+
+
+def left_behind(output: Path) -> list[int]:
+    """Living processes of the ranks of launches with that output, and forgets them."""
+    pids = output.with_suffix(".pids")
+    if not pids.exists():
+        return []
+    sessions = {int(line) for line in pids.read_text().split()}
+    pids.unlink()
+    left = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, ProcessLookupError):
+            is_theirs = os.getsid(process.pid) in sessions
+            if is_theirs and process.status() != psutil.STATUS_ZOMBIE:
+                left.append(process.pid)
+    return left
