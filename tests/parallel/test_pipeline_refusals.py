@@ -19,8 +19,9 @@ ZERO_BUBBLE = {"pipeline_schedule": "zero-bubble"}
 def assemble_gpt(
     parallel: dict[str, Any], train: dict[str, Any] | None = None, **model: Any
 ) -> None:
-    settings = settings_of(parallel=parallel)
-    settings["train"] |= train or {}
+    train = dict(train or {})
+    settings = settings_of(parallel=parallel, memory={"recompute": train.pop("recompute", "none")})
+    settings["train"] |= train
     assembled("gpt", settings, **{"num_layers": 4, **model})
 
 
@@ -83,6 +84,10 @@ OPTIONS: dict[str, tuple[int, dict[str, Any], dict[str, Any], str, str]] = {
     "compiled blocks of a split backward": (
         *(2, {"pipeline": 2, **ZERO_BUBBLE}, {"compile": "blocks"}),
         *("train.compile is blocks", "pipeline_schedule=1f1b"),
+    ),
+    "activations of a split backward": (
+        *(2, {"pipeline": 2, **ZERO_BUBBLE}, {"recompute": "selective"}),
+        *("memory.recompute is selective", "use memory.recompute=blocks"),
     ),
     "shards of a split backward": (
         *(4, {"pipeline": 2, "shard": 2, **ZERO_BUBBLE}, {}),

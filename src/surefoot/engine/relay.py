@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage
 from torch.nn import functional as F
 
 from surefoot.core.errors import DataError, ModelError
@@ -88,6 +87,9 @@ class Relay:
             self._schedules.clear()
 
     def _make_schedule(self, num_micro_batches: int) -> Any:
+        # It brings the compiler along, and takes a second: only where there are stages.
+        from torch.distributed.pipelining import PipelineStage
+
         pipeline = self._pipeline
         hidden = torch.empty(
             (*self._most, pipeline.width),
@@ -95,7 +97,7 @@ class Relay:
             device="meta",
             requires_grad=self._trains,
         )
-        number = torch.empty((), dtype=pipeline.dtype, device="meta", requires_grad=self._trains)
+        number = torch.empty(1, dtype=pipeline.dtype, device="meta", requires_grad=self._trains)
         stages = [
             PipelineStage(
                 stage,
@@ -103,6 +105,7 @@ class Relay:
                 num_stages=pipeline.order.num_stages,
                 device=pipeline.device,
                 input_args=() if stage.is_first else (hidden,),
+                # The last gives one number: torch puts those of all micro-batches together.
                 output_args=number if stage.is_last else hidden,
                 group=pipeline.group,
             )
@@ -120,8 +123,7 @@ class Relay:
                 stage.receive(received[:batch, :length])
             with naming_batch(micro_batch):
                 output = meet(stage, micro_batch)
-            if not stage.is_last:
-                output = self._padded(output, shape)
+            output = output.reshape(1) if stage.is_last else self._padded(output, shape)
             if output.requires_grad:
                 output.register_hook(counter.begins)
             return output

@@ -433,6 +433,13 @@ def refuse_split_backward(wishes: Any, mesh: Mesh) -> None:
             rule="a compiled backward cannot be split into that for inputs and that for weights",
             remedy="use train.compile=off, or parallel.pipeline_schedule=1f1b",
         )
+    if wishes.memory.recompute == "selective":
+        raise RequestError(
+            "memory.recompute is selective, and the schedule is zero-bubble",
+            where="memory.recompute",
+            rule="each half of a backward would need what is kept for one",
+            remedy="use memory.recompute=blocks, or parallel.pipeline_schedule=1f1b",
+        )
     is_sharded = sizes.shard > 1 or (sizes.tensor > 1 and sizes.replicate > 1)
     if is_sharded and section.shards != "optimizer":
         raise RequestError(

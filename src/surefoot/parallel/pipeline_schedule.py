@@ -9,14 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import torch
-from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import (
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-    ScheduleLoopedBFS,
-)
 
 from surefoot.config.sections.parallel import ParallelSection
 from surefoot.core.errors import RequestError
@@ -132,15 +124,19 @@ class PipelineOrder:
         steps = (v - 1) * max(m, p) + m + p - 1
         return 1.0 - v * m / steps
 
-    def schedule(self, stages: Sequence[PipelineStage], num_micro_batches: int, loss: Any) -> Any:
+    def schedule(self, stages: Sequence[Any], num_micro_batches: int, loss: Any) -> Any:
         """Torch's schedule over the stages of this rank.
 
         A short window that the schedule itself does not take runs all forwards, then all
         backwards: where it is shorter than the pipeline, that keeps no more activations.
 
         Args:
+            stages: torch's, of this rank.
             loss: `(output, target) -> loss` of one micro-batch; None for a forward alone.
         """
+        # It brings the compiler along, and takes a second: only where there are stages.
+        from torch.distributed.pipelining import schedules
+
         options: dict[str, Any] = {
             "n_microbatches": num_micro_batches,
             "loss_fn": loss,
@@ -148,17 +144,26 @@ class PipelineOrder:
         }
         own = loss is not None and self.takes(num_micro_batches)
         if own and self.kind == "zero-bubble":
-            return ScheduleInterleavedZeroBubble(list(stages), **options)
+            return schedules.ScheduleInterleavedZeroBubble(list(stages), **options)
         if own and self.kind == "interleaved":
-            return ScheduleInterleaved1F1B(list(stages), **options)
+            return schedules.ScheduleInterleaved1F1B(list(stages), **options)
         if self.stages_per_rank > 1:
-            return ScheduleLoopedBFS(list(stages), **options)
+            return schedules.ScheduleLoopedBFS(list(stages), **options)
         if own and self.kind == "1f1b":
-            return Schedule1F1B(stages[0], **options)
-        return ScheduleGPipe(stages[0], **options)
+            return schedules.Schedule1F1B(stages[0], **options)
+        return schedules.ScheduleGPipe(stages[0], **options)
 
 
 def run_schedule(schedule: Any, num_micro_batches: int) -> None:
-    """Runs all micro-batches; each stage knows which one is next."""
-    # What torch hands to the loss: the number of the micro-batch.
-    schedule.step(target=torch.arange(num_micro_batches), return_outputs=False)
+    """Runs all micro-batches; each stage knows which one is next.
+
+    Raises:
+        Exception: what a stage raised, without the words that torch puts around it.
+    """
+    try:
+        # What torch hands to the loss: the number of the micro-batch.
+        schedule.step(target=torch.arange(num_micro_batches))
+    except RuntimeError as error:
+        if error.__cause__ is not None:
+            raise error.__cause__ from None
+        raise
