@@ -98,6 +98,8 @@ class Seen:
     weights: dict[str, Tensor]
     metrics: dict[str, float]
     weight_norms: list[float]
+    terms: list[dict[str, float]]
+    """Of a loss of several terms, after each update."""
 
 
 class Recorder:
@@ -199,6 +201,7 @@ def seen_of(reports: list[StepReport], model: nn.Module, metrics: dict[str, floa
         {name: whole(tensor) for name, tensor in state.items()},
         metrics,
         [r.weight_norm for r in reports if r.weight_norm is not None],
+        [dict(r.terms) for r in reports],
     )
 
 

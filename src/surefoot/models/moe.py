@@ -299,7 +299,8 @@ class RoutedFeedForward(nn.Module):
             rank_in_expert = rank_in_expert - (ends - counts)[experts]
             kept = places[rank_in_expert < capacity]
             sent = counts.clamp(max=capacity)
-        rows = tokens.index_select(0, kept // num_chosen)
+        # In the precision of the products, in which they may travel.
+        rows = tokens.to(_product_dtype(tokens)).index_select(0, kept // num_chosen)
         returned = self.exchange(rows, sent, self.experts)
         wide = returned.to(gates.dtype)
         spread = wide.new_zeros(len(places), wide.shape[-1]).index_copy(0, kept, wide)

@@ -158,14 +158,13 @@ def cut_task(task: Task, model: nn.Module, mesh: Mesh | None, section: ParallelS
     """
     if mesh is None or mesh.sizes.context == 1:
         return task
-    for axis in ("pipeline", "expert"):
-        if getattr(mesh.sizes, axis) > 1:
-            raise RequestError(
-                f"parallel.context = {mesh.sizes.context}, and parallel.{axis} is above 1 too",
-                where="parallel.context",
-                rule="parts of sequences go with replicate, shard and tensor",
-                remedy=f"use parallel.context=1, or parallel.{axis}=1",
-            )
+    if mesh.sizes.pipeline > 1:
+        raise RequestError(
+            f"parallel.context = {mesh.sizes.context}, and parallel.pipeline is above 1 too",
+            where="parallel.context",
+            rule="parts of sequences go with replicate, shard, expert and tensor",
+            remedy="use parallel.context=1, or parallel.pipeline=1",
+        )
     if not isinstance(task, PlacedTask):
         raise RequestError(
             f"a {type(task).__name__} cannot be computed on parts of sequences",

@@ -17,11 +17,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from surefoot.config.sections.parallel import ParallelSection
 from surefoot.core.errors import RequestError
 from surefoot.memory.blocks import repeated_blocks
+from surefoot.parallel.expert import copies_and_shards, shard_experts
 from surefoot.parallel.mesh import Mesh
 
 
@@ -41,13 +43,12 @@ class Shards:
         """Cuts a model in place; its parameters become DTensors under the same names."""
         reduces_each_micro_batch(section)
         options: dict[str, Any] = {
-            # One axis of copies and one of shards (HSDP); either may be of one rank.
-            "mesh": mesh.submesh("replicate", "shard")
-            if mesh.weight_sizes.replicate > 1
-            else mesh.submesh("shard"),
+            "mesh": _mesh_of_weights(mesh),
             "reshard_after_forward": section.shards == "parameters",
             "mp_policy": precision_policy(section, compute_dtype),
         }
+        if mesh.sizes.expert > 1:
+            shard_experts(model, mesh, options)
         for block in repeated_blocks(model):
             fully_shard(block, **options)
         fully_shard(model, **options)
@@ -75,6 +76,15 @@ class Shards:
         """Gives up what is gathered, such as after an evaluation."""
         for module in sharded_modules(self._model):
             module.reshard()
+
+
+def _mesh_of_weights(mesh: Mesh) -> DeviceMesh:
+    """One axis of copies and one of shards (HSDP); either may be of one rank."""
+    if mesh.sizes.expert > 1:
+        return copies_and_shards(mesh)
+    if mesh.weight_sizes.replicate > 1:
+        return mesh.submesh("replicate", "shard")
+    return mesh.submesh("shard")
 
 
 def reduces_each_micro_batch(section: ParallelSection) -> bool:

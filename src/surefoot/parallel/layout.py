@@ -1,7 +1,8 @@
 """Lays a model out over the ranks: the one place that says in which order it is changed.
 
-Tensor parallel, then context, then recompute, then compile, then sharding or replicas. The module
-that is handed in stays the one whose names and state count; nothing here trains.
+Tensor parallel, then context, then experts, then recompute, then compile, then sharding or
+replicas. The module that is handed in stays the one whose names and state count; nothing here
+trains.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from surefoot.core.errors import RequestError
 from surefoot.memory.recompute import recompute_blocks
 from surefoot.parallel.context import exchange_heads
 from surefoot.parallel.data_parallel import Replicas
+from surefoot.parallel.expert import check_experts, spread_experts
 from surefoot.parallel.fsdp import Shards, precision_policy
 from surefoot.parallel.mesh import ONE_RANK, Mesh, MeshSizes, resolve_sizes
 from surefoot.parallel.pipeline import Copies, Cut, Pipeline, cut_for, make_stages
@@ -152,6 +154,7 @@ def lay_out(model: nn.Module, device: torch.device, wishes: Wishes, place: Place
         RequestError: the model cannot be laid out so.
     """
     section, mesh = wishes.section, place.mesh
+    check_experts(model, place.sizes)
     cut = None if mesh is None else cut_for(model, wishes, mesh)
     model.to(device)
     if set(place.sizes.used()) - {"replicate"} and wishes.compile == "whole":
@@ -165,6 +168,8 @@ def lay_out(model: nn.Module, device: torch.device, wishes: Wishes, place: Place
         cut_layers(model, mesh.submesh("tensor"), cut_sequence=section.cut_sequence)
     if mesh is not None and mesh.sizes.context > 1:
         exchange_heads(model, mesh, section)
+    if mesh is not None and mesh.sizes.expert > 1:
+        spread_experts(model, mesh)
     recompute_blocks(model, wishes.memory.recompute, wishes.memory.recompute_every)
     compile_model(model, wishes.compile)
     if mesh is None:
@@ -174,7 +179,7 @@ def lay_out(model: nn.Module, device: torch.device, wishes: Wishes, place: Place
     sizes = mesh.weight_sizes
     if sizes.tensor > 1 and sizes.data_parallel == 1:
         return LaidOut(model, TensorParallel(model), is_sharded=True)
-    if sizes.shard > 1 or sizes.tensor > 1:
+    if sizes.shard > 1 or sizes.tensor > 1 or sizes.expert > 1:
         # Copies of a model whose layers are cut are shards of one rank each.
         shards = Shards.of(model, section, mesh, wishes.compute_dtype)
         return LaidOut(model, shards, is_sharded=True, cut=shards.cut)

@@ -20,7 +20,7 @@ from surefoot.core.errors import RequestError
 
 AXES: Final = ("pipeline", "replicate", "shard", "context", "expert", "tensor")
 """From the slowest links to the fastest: neighbours of the last axis are neighbouring ranks."""
-DATA_AXES: Final = ("replicate", "shard")
+DATA_AXES: Final = ("replicate", "shard", "expert")
 """Along these, ranks see different data."""
 COSTS: Final = {
     "pipeline": "activations between stages for each micro-batch; ranks idle in the bubble",
@@ -30,8 +30,6 @@ COSTS: Final = {
     "expert": "tokens exchanged twice in each layer of experts",
     "tensor": "two all-reduces of activations in each layer, forward and backward",
 }
-BUILT: Final = ("pipeline", "replicate", "shard", "context", "tensor")
-"""Axes that this version can use."""
 
 
 class AxisRow(NamedTuple):
@@ -93,7 +91,10 @@ class MeshSizes:
     def data_rank(self, rank: int) -> int:
         """Which of the data-parallel ranks a rank is."""
         place = self.coordinates(rank)
-        return place["replicate"] * self.shard + place["shard"]
+        found = 0
+        for axis in DATA_AXES:
+            found = found * getattr(self, axis) + place[axis]
+        return found
 
     def leads(self, rank: int) -> bool:
         """Whether a rank speaks for those that have the same data."""
@@ -108,8 +109,8 @@ def resolve_sizes(section: ParallelSection, num_ranks: int) -> MeshSizes:
     """The sizes that a recipe asks for, one `auto` filled in.
 
     Raises:
-        RequestError: two are `auto`, they do not multiply to the ranks that there are, or an axis
-            is not there yet; with the numbers and the nearest that works.
+        RequestError: two are `auto`, or they do not multiply to the ranks that there are; with the
+            numbers and the nearest that works.
     """
     asked: dict[str, int | str] = {axis: getattr(section, axis) for axis in AXES}
     open_axes = [axis for axis, size in asked.items() if size == "auto"]
@@ -133,15 +134,7 @@ def resolve_sizes(section: ParallelSection, num_ranks: int) -> MeshSizes:
         )
     for axis in open_axes:
         asked[axis] = num_ranks // fixed
-    sizes = MeshSizes(**{axis: int(size) for axis, size in asked.items()})
-    for axis in sizes.used():
-        if axis not in BUILT:
-            raise _refused(
-                f"parallel.{axis} is {getattr(sizes, axis)}",
-                f"this version has the axes {', '.join(BUILT)}",
-                f"use parallel.{axis}=1",
-            )
-    return sizes
+    return MeshSizes(**{axis: int(size) for axis, size in asked.items()})
 
 
 def _nearest(asked: dict[str, int | str], num_ranks: int, fixed: int, is_open: bool) -> str:
@@ -202,6 +195,23 @@ class Mesh:
     def group(self, axis: str) -> dist.ProcessGroup:
         """The ranks along one axis, through this rank, as weights see it."""
         return self.weight_mesh.get_group(axis)
+
+    def joined(self, first: str, second: str, *, beside: str) -> DeviceMesh:
+        """A mesh of two dims, through this rank: two axes as one, `copies`, beside a third.
+
+        Every rank calls it, once: it makes groups.
+        """
+        sizes = self.weight_sizes
+        own = (first, second, beside)
+        rest = [axis for axis in AXES if axis not in own]
+        places = torch.arange(sizes.num_ranks).reshape(sizes.of(AXES))
+        places = places.permute([AXES.index(axis) for axis in (*rest, *own)])
+        whole = DeviceMesh(
+            self.device_mesh.device_type,
+            places.reshape(prod(sizes.of(rest)), -1, getattr(sizes, beside)),
+            mesh_dim_names=("rest", "copies", beside),
+        )
+        return whole["copies", beside]
 
     @property
     def context_group(self) -> dist.ProcessGroup:

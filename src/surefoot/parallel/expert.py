@@ -1,0 +1,137 @@
+"""Spreads the experts of a model along the expert axis; everything else is copied along it.
+
+Ranks along the axis have data of their own. In each routed layer the ranks trade tokens: each sends
+its tokens to the ranks that hold their experts and gets the results back, by torch's all-to-all,
+which has a gradient (GShard, Lepikhin et al. 2020). So an expert sees the tokens of all ranks along
+the axis, and its gradient is summed only over ranks that hold the same expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._functional_collectives import (
+    all_to_all_single,
+    all_to_all_single_autograd,
+)
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from surefoot.core.errors import RequestError
+from surefoot.models.moe import Experts, routed_layers
+from surefoot.parallel.mesh import Mesh, MeshSizes
+
+
+class TokenExchange:
+    """Sends tokens to the ranks of their experts, and the results back.
+
+    How many tokens go where is known once they are routed, so each forward waits for the device
+    once.
+
+    Args:
+        group: the ranks of the expert axis; each holds as many experts as the others, in order.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._size = group.size()
+
+    def __call__(self, rows: Tensor, counts: Tensor, experts: Experts) -> Tensor:
+        """Rows [N, D] sorted by expert, with counts [E], through the experts of all ranks."""
+        leaving = counts.reshape(self._size, -1)
+        # For each rank, how many rows it sends to each of the experts here.
+        arriving = all_to_all_single(leaving.contiguous(), None, None, self._group)
+        sizes = torch.stack([leaving.sum(dim=1), arriving.sum(dim=1)])
+        sent, received = sizes.tolist()
+        arrived = all_to_all_single_autograd(rows, received, sent, self._group)
+        owners = torch.arange(arriving.shape[1], device=counts.device).repeat(self._size)
+        by_expert = owners.repeat_interleave(arriving.reshape(-1), output_size=sum(received))
+        order = by_expert.argsort(stable=True)
+        computed = experts(arrived.index_select(0, order), arriving.sum(dim=0))
+        returned = computed.index_select(0, order.argsort())
+        return all_to_all_single_autograd(returned, sent, received, self._group)
+
+
+def spread_experts(model: nn.Module, mesh: Mesh) -> None:
+    """Leaves each rank with its experts, in place; names stay, and the parameters are DTensors."""
+    along = mesh.submesh("expert")
+    exchange = TokenExchange(mesh.group("expert"))
+    for layer in routed_layers(model).values():
+        layer.exchange = exchange
+        for name, weight in list(layer.experts.named_parameters()):
+            # All ranks have drawn the same weights: nothing needs to travel.
+            spread = distribute_tensor(weight.detach(), along, [Shard(0)], src_data_rank=None)
+            parameter = nn.Parameter(spread, requires_grad=weight.requires_grad)
+            setattr(layer.experts, name, parameter)
+
+
+def shard_experts(model: nn.Module, mesh: Mesh, options: Mapping[str, Any]) -> None:
+    """Shards spread experts over the ranks that hold the same ones.
+
+    Args:
+        options: of `fully_shard`, but for the mesh.
+    """
+    sizes = mesh.weight_sizes
+    axes = ("replicate", "shard") if sizes.replicate > 1 else ("shard",)
+    for layer in routed_layers(model).values():
+        fully_shard(
+            layer.experts,
+            **{
+                **options,
+                "mesh": mesh.submesh(*axes),
+                "shard_placement_fn": lambda weight: Shard(cut_dim(weight, sizes.shard)),
+            },
+        )
+
+
+def cut_dim(weight: nn.Parameter, num_shards: int) -> int:
+    """The first dim of this rank's part of a weight that the shards divide; 0 where none does."""
+    local = weight.to_local() if isinstance(weight, DTensor) else weight
+    return next((dim for dim, size in enumerate(local.shape) if size % num_shards == 0), 0)
+
+
+def copies_and_shards(mesh: Mesh) -> DeviceMesh:
+    """The mesh of what is no expert: its copies lie along `replicate` and `expert` together."""
+    return mesh.joined("replicate", "expert", beside="shard")
+
+
+def check_experts(model: nn.Module, sizes: MeshSizes) -> None:
+    """Refuses what experts cannot be spread over.
+
+    Raises:
+        RequestError: there are none, the axis does not divide them, or the rest of the layout
+            cannot hold routed layers; with the numbers and the nearest choice.
+    """
+    layers = routed_layers(model)
+    if sizes.expert > 1 and not layers:
+        raise RequestError(
+            f"parallel.expert is {sizes.expert}, and the {type(model).__name__} has no experts",
+            where="parallel.expert",
+            rule="ranks along this axis hold different experts of routed layers (model.experts)",
+            remedy=f"use parallel.shard={sizes.expert} instead, or give the model experts",
+        )
+    for axis in ("tensor", "pipeline") if layers else ():
+        if getattr(sizes, axis) > 1:
+            raise RequestError(
+                f"parallel.{axis} is {getattr(sizes, axis)}, and the model has "
+                f"{len(layers)} routed layers",
+                where=f"parallel.{axis}",
+                rule="routed layers are combined with replicate, shard, context and expert",
+                remedy=f"use parallel.{axis}=1 and parallel.expert or parallel.shard",
+            )
+    for name, layer in layers.items():
+        number = layer.config.num_experts
+        if number % sizes.expert:
+            fits = [n for n in range(1, number + 1) if number % n == 0]
+            nearest = min(fits, key=lambda n: (abs(n - sizes.expert), n))
+            raise RequestError(
+                f"parallel.expert = {sizes.expert} does not divide the {number} experts of {name}",
+                where="parallel.expert",
+                rule="each rank along the axis holds as many experts as the others",
+                remedy=f"use parallel.expert={nearest}",
+            )
