@@ -34,6 +34,7 @@ LEVELS: Mapping[str, int] = {
     "feeding": 6,
     "materials": 6,
     "out_of_memory": 6,
+    "placing": 6,
     "promising": 6,
     "readiness": 6,
     "recording": 6,

@@ -27,7 +27,7 @@ from surefoot.data.sources.base import Source
 from surefoot.data.sources.stream import StreamPlan, StreamSource
 from surefoot.engine.decisions import Decisions
 from surefoot.engine.evaluate import Evaluator, as_it_is, evaluate
-from surefoot.engine.routing import weight_of, with_routers
+from surefoot.engine.routing import weight_of
 from surefoot.engine.sum_check import NUM_SAMPLES, refuse_a_mean
 from surefoot.engine.window import Window, over_ranks, windows
 from surefoot.feeding import (
@@ -39,10 +39,10 @@ from surefoot.feeding import (
 )
 from surefoot.numerics.determinism import preserved_rng, seed_everything, use_deterministic
 from surefoot.optim.ema import NoAverage
-from surefoot.parallel.context import cut_task
 from surefoot.parallel.digests import digest_of_weights
 from surefoot.parallel.join import join_ranks
 from surefoot.parallel.layout import ALONE, Place, find_place
+from surefoot.placing import place_task
 from surefoot.promising import deciding_metric
 from surefoot.state.run_state import Best
 from surefoot.tasks.task import FunctionTask, Task
@@ -189,11 +189,7 @@ def assemble(
     """
     device = choose_device(settings.device)
     place = find_place(settings.parallel, device)
-    task = with_routers(
-        cut_task(material.task, material.model, place.mesh, settings.parallel),
-        material.model,
-        as_it_is if place.mesh is None else place.mesh.sum_over_items,
-    )
+    task = place_task(material.task, material.model, settings, place.mesh)
     plan = make_plan(material.train, settings, place)
     pace = make_pace(material.train, material.task, plan, material.model)
     horizon_updates = updates_in(settings.train.horizon, pace)

@@ -16,11 +16,11 @@ from surefoot.core.errors import RequestError
 from surefoot.core.reports import Observer, StepReport
 from surefoot.data.batch import SINGLE_TERM, MicroBatch, move_to
 from surefoot.data.order import Cursor
-from surefoot.engine.evaluate import as_it_is, evaluate
-from surefoot.engine.routing import with_routers
+from surefoot.engine.evaluate import evaluate
 from surefoot.engine.sum_check import refuse_a_mean
 from surefoot.engine.window import gather_window
 from surefoot.parallel.layout import find_place
+from surefoot.placing import place_task
 from surefoot.state.checkpoint import newest_whole, write_checkpoint
 from surefoot.tasks.task import FunctionTask, LossSum, Task, count_samples
 from surefoot.trainable import make_trainable
@@ -75,7 +75,7 @@ class TrainStep:
                 remedy="use guard.spikes=skip or log, or a Trainer",
             )
         self._own_task = as_task(task)
-        self.task = with_routers(self._own_task, checked_model(model), as_it_is)
+        self.task = place_task(self._own_task, checked_model(model), self.settings, None)
         self.device = prepare_device(self.settings)
         if find_place(self.settings.parallel, self.device).mesh is not None:
             raise RequestError(

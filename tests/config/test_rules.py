@@ -293,6 +293,30 @@ BROKEN: list[tuple[str, str, dict[str, Any], set[str]]] = [
         {"contract": CANDIDATE, "data.validation_fraction": 0.0},
         {"contract.target"},
     ),
+    (
+        "nothing_goes_to_a_disk",
+        "gpt",
+        {"memory": {"offload_activations": "nvme"}},
+        {"memory.offload_activations"},
+    ),
+    (
+        "one_way_to_keep_a_block",
+        "gpt",
+        {"memory": {"offload_activations": "cpu", "recompute": "selective"}},
+        {"memory.offload_activations"},
+    ),
+    (
+        "one_way_to_keep_a_block",
+        "gpt",
+        {"memory": {"offload_activations": "cpu"}, "train.compile": "blocks"},
+        {"memory.offload_activations"},
+    ),
+    (
+        "the_optimizer_steps_after_the_backward",
+        "gpt",
+        {"memory": {"optimizer_in_backward": True}},
+        {"memory.optimizer_in_backward"},
+    ),
 ]
 
 # base, what is changed: all of it is fine
@@ -382,6 +406,8 @@ FINE: list[tuple[str, dict[str, Any]]] = [
         "gpt",
         {"contract": {**CANDIDATE, "kind": "adapter"}, "model.initial_weights": "base.safetensors"},
     ),
+    ("gpt", {"memory": {"offload_activations": "cpu", "loss": "chunked"}}),
+    ("gpt", {"memory": {"recompute": "blocks", "loss": "chunked"}, "train.compile": "blocks"}),
 ]
 
 

@@ -68,6 +68,15 @@ def test_a_foreign_family_in_two_parts(ranks: RankPool, family: str) -> None:
 
 
 @pytest.mark.ranks_full
+@pytest.mark.parametrize("family", ["Llama", "Qwen2"])
+def test_their_scores_may_stay_cut(ranks: RankPool, family: str) -> None:
+    expected = losses(family, {})
+    for found in ranks.run(2, losses, family, {"tensor": 2, "cut_logits": True}):
+        assert found[0] == pytest.approx(expected[0], rel=1e-10)
+        assert found[1] == pytest.approx(expected[1], rel=1e-9)
+
+
+@pytest.mark.ranks_full
 def test_their_sequence_stays_whole(ranks: RankPool) -> None:
     with pytest.raises(CaseFailed) as failed:
         ranks.run(2, losses, "Llama", {"tensor": 2, "cut_sequence": True})

@@ -18,6 +18,7 @@ from torch import nn
 from surefoot.config.sections.memory import MemorySection
 from surefoot.config.sections.parallel import ParallelSection
 from surefoot.core.errors import RequestError
+from surefoot.memory.offload import offload_blocks
 from surefoot.memory.recompute import recompute_blocks
 from surefoot.parallel.context import exchange_heads
 from surefoot.parallel.data_parallel import Replicas
@@ -165,12 +166,19 @@ def lay_out(model: nn.Module, device: torch.device, wishes: Wishes, place: Place
             remedy="use train.compile=blocks",
         )
     if mesh is not None and mesh.sizes.tensor > 1:
-        cut_layers(model, mesh.submesh("tensor"), cut_sequence=section.cut_sequence)
+        cut_layers(
+            model,
+            mesh.submesh("tensor"),
+            cut_sequence=section.cut_sequence,
+            cut_logits=section.cut_logits,
+        )
     if mesh is not None and mesh.sizes.context > 1:
         exchange_heads(model, mesh, section)
     if mesh is not None and mesh.sizes.expert > 1:
         spread_experts(model, mesh)
     recompute_blocks(model, wishes.memory.recompute, wishes.memory.recompute_every)
+    if wishes.memory.offload_activations == "cpu":
+        offload_blocks(model, device)
     compile_model(model, wishes.compile)
     if mesh is None:
         return LaidOut(model, NoSync())

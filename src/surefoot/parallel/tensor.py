@@ -76,13 +76,16 @@ class TensorParallel:
                 parameter.grad = gradient.redistribute(placements=parameter.placements)
 
 
-def cut_layers(model: nn.Module, mesh: DeviceMesh, *, cut_sequence: bool) -> None:
+def cut_layers(
+    model: nn.Module, mesh: DeviceMesh, *, cut_sequence: bool, cut_logits: bool = False
+) -> None:
     """Cuts a model in place; names stay.
 
     Args:
         model: on its device.
         mesh: of the tensor axis.
         cut_sequence: norms see parts of the sequence (sequence parallel).
+        cut_logits: the scores stay cut over the vocabulary: a rank gets those of its own words.
 
     Raises:
         RequestError: no plan knows the model, or the axis does not divide its sizes.
@@ -105,7 +108,7 @@ def cut_layers(model: nn.Module, mesh: DeviceMesh, *, cut_sequence: bool) -> Non
         )
     check_sizes(model, plan, mesh.size())
     aliases = shared_parameters(model)
-    styles = {name: style_of(plan.style(name), cut_sequence) for name in layers}
+    styles = {name: style_of(plan.style(name), cut_sequence, cut_logits) for name in layers}
     if cut_sequence:
         styles |= {name: gathered_input(count) for name, count in gathering(model, plan)}
     parallelize_module(model, mesh, styles)
@@ -132,7 +135,9 @@ def shared_parameters(model: nn.Module) -> dict[str, str]:
     return aliases
 
 
-def style_of(style: TensorStyle | None, cut_sequence: bool) -> ParallelStyle:
+def style_of(
+    style: TensorStyle | None, cut_sequence: bool, cut_logits: bool = False
+) -> ParallelStyle:
     """The style of torch's that a plan's style stands for."""
     between: Placement = Shard(1) if cut_sequence else Replicate()
     match style:
@@ -143,7 +148,8 @@ def style_of(style: TensorStyle | None, cut_sequence: bool) -> ParallelStyle:
         case TensorStyle.ROWS:
             return RowwiseParallel(output_layouts=between)
         case TensorStyle.LOGITS:
-            return ColwiseParallel(input_layouts=between, output_layouts=Replicate())
+            scores: Placement = Shard(-1) if cut_logits else Replicate()
+            return ColwiseParallel(input_layouts=between, output_layouts=scores)
         case TensorStyle.PER_HEAD:
             return HeldWhole(Shard(2))
         case _:

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from surefoot.config.rules import contract, material, run, schedule
+from surefoot.config.rules import contract, material, memory, run, schedule
 from surefoot.config.rules.rule import Rule
 from surefoot.core.errors import Violation
 
@@ -20,6 +20,7 @@ RULES: tuple[Rule, ...] = (
     *run.RULES,
     *material.RULES,
     *contract.RULES,
+    *memory.RULES,
 )
 
 

@@ -8,9 +8,18 @@ from surefoot.config.fields import Section, Whole
 
 
 class MemorySection(Section):
-    """What is computed again instead of being kept."""
+    """What is computed again, or kept elsewhere, instead of being kept."""
 
     recompute: Literal["none", "blocks", "selective"] = "none"
     """Activations of whole blocks, or all but the products of matrices and attention."""
     recompute_every: Whole = 1
     """Of each n-th block."""
+    offload_activations: Literal["off", "cpu", "nvme"] = "off"
+    """Where what blocks keep for the backward waits; a drive (`nvme`) is refused."""
+    loss: Literal["whole", "chunked"] = "whole"
+    """Of next tokens: all scores at once, or those of `loss_chunk` tokens, computed again in the
+    backward."""
+    loss_chunk: Whole = 2048
+    """Tokens whose scores are held at once."""
+    optimizer_in_backward: bool = False
+    """Steps each weight as soon as its gradient is there: refused, with the reason."""

@@ -41,6 +41,8 @@ class ParallelSection(Section):
     traffic under bf16, and then norms run in bf16 too."""
     cut_sequence: bool = False
     """With `tensor`: norms see parts of the sequence (sequence parallel), which saves memory."""
+    cut_logits: bool = False
+    """With `tensor`: the scores of next tokens stay cut over the vocabulary (loss parallel)."""
     unused_parameters: Literal["refuse", "find"] = "refuse"
     """Parameters that a replica's loss does not depend on: an error, or looked for each time."""
     deadline: Duration = Seconds(600)

@@ -1,0 +1,68 @@
+"""Activations of blocks that wait for the backward in the memory of the host.
+
+The numbers are the same to the bit: what comes back is what went. Weights stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
+
+from surefoot.core.errors import RequestError
+from surefoot.memory.blocks import repeated_blocks
+
+
+def offload_blocks(model: nn.Module, device: torch.device) -> int:
+    """Makes blocks keep what their backward needs on the host, in place; names stay.
+
+    Args:
+        device: of the model; from CUDA, what goes to the host lies in pinned memory there.
+
+    Returns:
+        How many blocks do.
+
+    Raises:
+        RequestError: the model has no layers that repeat.
+    """
+    blocks = repeated_blocks(model)
+    if not blocks:
+        raise RequestError(
+            f"{type(model).__name__} has no layers that repeat",
+            where="memory.offload_activations",
+            rule="what goes to the host is what a block keeps: an item of an nn.ModuleList of one "
+            "class",
+            remedy="use memory.offload_activations=off, or put the layers into an nn.ModuleList",
+        )
+    for block in blocks:
+        block.forward = _offloaded(block.forward, pin_memory=device.type == "cuda")
+    return len(blocks)
+
+
+class ActivationsOnHost(save_on_cpu):
+    """torch's hooks, which leave parameters where they are: they are there in the backward."""
+
+    def __init__(self, pin_memory: bool) -> None:
+        super().__init__(pin_memory=pin_memory)
+        to_host: Callable[[Tensor], Any] = self.pack_hook
+        from_host: Callable[[Any], Tensor] = self.unpack_hook
+        self.pack_hook = lambda tensor: tensor if is_weight(tensor) else to_host(tensor)
+        self.unpack_hook = lambda kept: kept if isinstance(kept, Tensor) else from_host(kept)
+
+
+def is_weight(tensor: Tensor) -> bool:
+    """Whether a tensor is a parameter, or a view of one such as its transpose."""
+    return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
+
+
+def _offloaded(forward: Callable[..., Any], *, pin_memory: bool) -> Callable[..., Any]:
+    def kept_on_host(*arguments: Any, **named: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*arguments, **named)
+        with ActivationsOnHost(pin_memory):
+            return forward(*arguments, **named)
+
+    return kept_on_host

@@ -1,0 +1,90 @@
+"""How a task is computed where its model is laid out: in parts, in chunks, with routers.
+
+The meaning of the loss stays; every way adds up to it. Nothing here touches the model.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from surefoot.config.sections import Settings
+from surefoot.core.errors import RequestError
+from surefoot.engine.evaluate import as_it_is
+from surefoot.engine.routing import with_routers
+from surefoot.parallel.context import cut_task
+from surefoot.parallel.mesh import ONE_RANK, Mesh
+from surefoot.parallel.vocabulary import CutScores
+from surefoot.tasks.generation import GenerationTask
+from surefoot.tasks.scoring import ChunkedScores, takes_finish
+from surefoot.tasks.task import Task
+
+
+def place_task(task: Task, model: nn.Module, settings: Settings, mesh: Mesh | None) -> Task:
+    """The task as the ranks of this mesh compute it; None for one rank.
+
+    Raises:
+        RequestError: the task or the model cannot be computed so.
+    """
+    scored = _scored(task, model, settings, mesh)
+    cut = cut_task(scored, model, mesh, settings.parallel)
+    return with_routers(cut, model, as_it_is if mesh is None else mesh.sum_over_items)
+
+
+def _scored(task: Task, model: nn.Module, settings: Settings, mesh: Mesh | None) -> Task:
+    chunked = settings.memory.loss == "chunked"
+    sizes = ONE_RANK if mesh is None else mesh.sizes
+    if mesh is not None and settings.parallel.cut_logits and sizes.tensor > 1:
+        generation = _next_token(task, "parallel.cut_logits", "false")
+        if chunked:
+            raise _refused_chunks(
+                "parallel.cut_logits is true",
+                "each rank has the scores of its own words already",
+                "use memory.loss=whole",
+            )
+        return generation.scored_by(CutScores(mesh.group("tensor")))
+    if not chunked:
+        return task
+    generation = _next_token(task, "memory.loss", "whole")
+    if not takes_finish(model):
+        raise _refused_chunks(
+            f"the forward of a {type(model).__name__} has no parameter `finish`",
+            "the model calls `finish(hidden, output_layer)` in the place of its output layer",
+            "use memory.loss=whole, or our GPT",
+        )
+    if sizes.tensor > 1:
+        raise _refused_chunks(
+            f"parallel.tensor is {sizes.tensor}",
+            "an output layer that is cut computes all places at once",
+            "use parallel.cut_logits=true with memory.loss=whole",
+        )
+    if sizes.pipeline > 1:
+        raise _refused_chunks(
+            f"parallel.pipeline is {sizes.pipeline}",
+            "the stages before the last have no output layer",
+            "use memory.loss=whole",
+        )
+    if settings.train.compile == "whole":
+        raise _refused_chunks(
+            "train.compile is whole",
+            "chunks are computed again in the backward, one by one",
+            "use train.compile=blocks",
+        )
+    return generation.scored_by(ChunkedScores(settings.memory.loss_chunk))
+
+
+def _next_token(task: Task, where: str, off: str) -> GenerationTask:
+    if isinstance(task, GenerationTask):
+        return task
+    raise RequestError(
+        f"{where} is set, and the task is a {type(task).__name__}",
+        where=where,
+        rule="it is a way to compute next-token prediction (GenerationTask), without further "
+        "metrics",
+        remedy=f"use {where}={off}",
+    )
+
+
+def _refused_chunks(what: str, rule: str, remedy: str) -> RequestError:
+    return RequestError(
+        f"memory.loss is chunked, and {what}", where="memory.loss", rule=rule, remedy=remedy
+    )
