@@ -49,6 +49,7 @@ LAYOUTS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "CPxDP": (4, 2, {"context": 2, "replicate": 2}),
     "CPxFSDP": (4, 2, {"context": 2, "shard": 2}),
     "CPxZeRO-1": (4, 2, {"context": 2, "shard": 2, "shards": "optimizer"}),
+    "CPxEP": (4, 2, {"context": 2, "expert": 2}),
     "CPxTP": (4, 1, {"context": 2, "tensor": 2}),
     "CPxTP+SP": (4, 1, {"context": 2, "tensor": 2, "cut_sequence": True}),
 }
@@ -92,6 +93,7 @@ LATER = pytest.mark.ranks_full
         case("CP", "experts", "documents", DOUBLE, LATER),
         case("CPxDP", "experts", "gpt", DOUBLE, LATER),
         case("CPxFSDP", "experts", "gpt", DOUBLE, LATER),
+        case("CPxEP", "experts", "documents", DOUBLE, LATER),
         case("CPxFSDP", "llama", "gpt", DOUBLE),
         case("CPxFSDP", "gpt2", "documents", DOUBLE, LATER),
         case("CPxZeRO-1", "llama", "documents", DOUBLE, LATER),
@@ -112,11 +114,16 @@ def test_parts_train_as_whole_sequences(
 @pytest.mark.ranks_full
 @pytest.mark.parametrize(
     "further",
-    [{"memory": {"recompute": "blocks"}}, {"memory": {"recompute": "selective"}}],
-    ids=["blocks", "selective"],
+    [
+        {"memory": {"recompute": "blocks"}},
+        {"memory": {"recompute": "selective"}},
+        {"memory": {"offload_activations": "cpu"}},
+        {"memory": {"loss": "chunked", "loss_chunk": 3}},
+    ],
+    ids=["blocks", "selective", "offload", "chunked"],
 )
 @pytest.mark.parametrize("name", ["CP", "CPxFSDP"])
-def test_with_recompute(ranks: RankPool, name: str, further: dict[str, Any]) -> None:
+def test_with_less_memory(ranks: RankPool, name: str, further: dict[str, Any]) -> None:
     num_ranks, data_ranks, parallel = LAYOUTS[name]
     settings = settings_of(data_ranks, parallel=parallel, **sections(), **further)
     found = ranks.run(num_ranks, train_parts, "documents", settings, "llama", DOUBLE)

@@ -38,6 +38,13 @@ def test_replicas_train_as_one_process(
     assert_alike(found, alone("gpt", dtype), rtol)
 
 
+@pytest.mark.ranks_full
+def test_chunks_of_scores_train_as_one_process(ranks: RankPool) -> None:
+    settings = settings_of(2, memory={"loss": "chunked", "loss_chunk": 7})
+    found = ranks.run(2, train, "gpt", settings, 20, DOUBLE)
+    assert_alike(found, alone("gpt", DOUBLE), 1e-10)
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("micro_batch", [3, 5])
 def test_metrics_are_those_of_one_process(

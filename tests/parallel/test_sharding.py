@@ -78,8 +78,17 @@ def test_sgd_steps_shards_without_its_fused_kernel(ranks: RankPool) -> None:
     assert_alike(found, alone(DOUBLE, "sgd"), 1e-10)
 
 
-def test_with_recompute(ranks: RankPool) -> None:
-    settings = {**sharded({"shard": 2}, 2), "memory": {"recompute": "blocks"}}
+@pytest.mark.parametrize(
+    "memory",
+    [
+        {"recompute": "blocks"},
+        pytest.param({"offload_activations": "cpu"}, marks=pytest.mark.ranks_full),
+        pytest.param({"loss": "chunked", "loss_chunk": 3}, marks=pytest.mark.ranks_full),
+    ],
+    ids=["recompute", "offload", "chunked"],
+)
+def test_with_less_memory(ranks: RankPool, memory: dict[str, Any]) -> None:
+    settings = {**sharded({"shard": 2}, 2), "memory": memory}
     assert_alike(ranks.run(2, train, "gpt", settings, 20, DOUBLE), alone(DOUBLE), 1e-10)
 
 

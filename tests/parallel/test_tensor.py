@@ -81,6 +81,14 @@ def test_an_axis_that_divides_no_heads_is_refused(ranks: RankPool) -> None:
     assert "use parallel.tensor=2" in str(error)
 
 
+def test_what_a_cut_layer_keeps_does_not_go_to_the_host(ranks: RankPool) -> None:
+    settings = settings_of(parallel={"tensor": 2}, memory={"offload_activations": "cpu"})
+    with pytest.raises(CaseFailed) as failed:
+        ranks.run(2, train_cut, settings, False)
+    assert isinstance(failed.value.error, RequestError)
+    assert "offload_activations is cpu, and parallel.tensor is 2" in str(failed.value.error)
+
+
 @pytest.mark.ranks_full
 def test_with_recompute(ranks: RankPool) -> None:
     parallel = {"tensor": 2, "shard": 2, "cut_sequence": True}

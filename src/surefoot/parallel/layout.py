@@ -178,6 +178,7 @@ def lay_out(model: nn.Module, device: torch.device, wishes: Wishes, place: Place
         spread_experts(model, mesh)
     recompute_blocks(model, wishes.memory.recompute, wishes.memory.recompute_every)
     if wishes.memory.offload_activations == "cpu":
+        _refuse_parts_on_host(place.sizes)
         offload_blocks(model, device)
     compile_model(model, wishes.compile)
     if mesh is None:
@@ -194,6 +195,16 @@ def lay_out(model: nn.Module, device: torch.device, wishes: Wishes, place: Place
     find_unused = section.unused_parameters == "find"
     replicas = Replicas.of(model, mesh, device, find_unused=find_unused)
     return LaidOut(replicas.wrapped, replicas)
+
+
+def _refuse_parts_on_host(sizes: MeshSizes) -> None:
+    if sizes.tensor > 1:
+        raise RequestError(
+            f"memory.offload_activations is cpu, and parallel.tensor is {sizes.tensor}",
+            where="memory.offload_activations",
+            rule="what a cut layer keeps is a distributed tensor, which stays on its device",
+            remedy="use memory.recompute=blocks with parallel.tensor",
+        )
 
 
 def lay_out_stages(
