@@ -28,6 +28,7 @@ from surefoot.core.units import Steps
 from surefoot.data.batch import MicroBatch
 from surefoot.data.fetch import collated
 from surefoot.data.sources.stream import StreamSource
+from surefoot.engine.cadence import AtEnd
 from surefoot.engine.evaluate import OpenSet
 from surefoot.engine.first_bad import described
 from surefoot.engine.interrupt import StopOnSignal
@@ -57,7 +58,7 @@ from surefoot.state.saver import SaveKind, SavePolicy, Saver, Tell
 from surefoot.state.shards import pieces_of
 from surefoot.tasks.calling import plan_call
 from surefoot.tasks.task import FunctionTask
-from surefoot.together import SharedFolder, SilentLog
+from surefoot.together import SharedFolder, SilentLog, make_health
 
 CURSOR_KEY = "cursor"
 """In `about`: where the data stands."""
@@ -370,6 +371,10 @@ class FolderRun:
                 clock=make_clock(assembly),
                 roll_back=self._roll_back,
                 saves_first=settings.guard.spikes == "roll-back",
+                compare_ranks=make_health(assembly, self.tell).check,
+                compare_ranks_every=make_cadence(settings.guard.compare_ranks_every, assembly)
+                if assembly.place.ranks.size > 1
+                else AtEnd(),
                 slow_first_update=settings.train.compile != "off",
             )
         )

@@ -19,6 +19,8 @@ from surefoot.config.load import Resolved
 from surefoot.core.errors import RankError, SurefootError
 from surefoot.engine.interrupt import Agreement
 from surefoot.materials import Prepared
+from surefoot.observe.events import EventKind
+from surefoot.observe.ledger import Phase
 from surefoot.observe.run_folder import (
     ARTIFACTS_NAME,
     CHECKPOINTS_NAME,
@@ -26,9 +28,12 @@ from surefoot.observe.run_folder import (
     METRICS_NAME,
     RunFolder,
 )
+from surefoot.parallel.health import Pace, RankHealth
 from surefoot.parallel.ranks import Ranks, any_of, from_first
 
 MOST_NAMED = 5
+OTHERS_AWAITED = (Phase.LAUNCH, Phase.DEVICE_WAIT, Phase.CHECKPOINT)
+"""Phases in which a rank waits for others too."""
 INITIAL_WEIGHTS = "initial weights"
 SEED_FIRST = "make the model from one seed on every rank: torch.manual_seed(0) before it is made"
 PACKAGE = Path(__file__).parent
@@ -183,3 +188,24 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(item, f"{path}.{key}" if path else str(key))
     else:
         yield path, value
+
+
+def make_health(
+    assembly: Assembly, tell: Callable[[str, str, Mapping[str, object]], None]
+) -> RankHealth:
+    """What compares the ranks of a run now and then; `tell` is told of a slow one."""
+    trainable = assembly.trainable
+
+    def pace() -> Pace:
+        seconds = trainable.log.ledger.read().as_json()
+        wall = seconds.pop("wall")
+        for phase in OTHERS_AWAITED:
+            del seconds[phase.label]
+        return Pace(wall, {**seconds, "forward": trainable.forward_seconds()})
+
+    return RankHealth(
+        assembly.place.ranks,
+        list(assembly.material.model.named_parameters()),
+        pace,
+        lambda text: tell(EventKind.NOTE, text, {}),
+    )

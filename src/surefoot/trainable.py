@@ -79,6 +79,8 @@ class Trainable:
     """Gives up sharded parameters that an evaluation has gathered."""
     sum_up: SumUp | None = None
     """How an evaluation runs where the layers lie on several ranks."""
+    forward_seconds: Callable[[], float] = lambda: 0.0
+    """Host time of all forwards so far, where a forward waits for no other rank."""
 
 
 def make_trainable(
@@ -96,8 +98,7 @@ def make_trainable(
     laid_out = lay_out(model, device, wishes_of(settings, precision), place)
     layers = layers_of(laid_out, place)
     ledger = make_ledger(model, settings.optimizer, layers.elsewhere)
-    answers = {settings.guard.non_finite, settings.guard.spikes}
-    skipping = precision.needs_loss_scale or "skip" in answers
+    skipping = may_skip(settings, precision)
     section = settings.optimizer
     optimizer = build_optimizer(section, ledger, device, skipping, section.low_precision_weights)
     loss_scale = make_loss_scale(settings, precision, device)
@@ -160,7 +161,14 @@ def make_trainable(
         clock.milliseconds if clock is not None else lambda: None,
         laid_out.cut,
         joint.sum_up,
+        joint.forward_seconds,
     )
+
+
+def may_skip(settings: Settings, precision: Precision) -> bool:
+    """Whether the run goes on after an update that is not applied."""
+    answers = {settings.guard.non_finite, settings.guard.spikes}
+    return precision.needs_loss_scale or "skip" in answers
 
 
 def wishes_of(settings: Settings, precision: Precision) -> Wishes:
@@ -273,6 +281,7 @@ class JointParts:
     global_norm: Callable[[Sequence[Tensor]], Tensor] = global_norm
     host_sums: HostSums | None = None
     sum_up: SumUp | None = None
+    forward_seconds: Callable[[], float] = lambda: 0.0
 
 
 def joint_parts(
@@ -289,14 +298,19 @@ def joint_parts(
         return JointParts(PlainPass(model, task, precision), lambda: weight_norm(parameters))
     share, host_sums = SharedBuffers(model, mesh).share, HostSums(mesh)
     sum_up = None
-    run_pass: Pass = RanksPass(
-        laid_out.forward, task, precision, laid_out.sync, share, mesh.sum_over_items
-    )
+    copies = RanksPass(laid_out.forward, task, precision, laid_out.sync, share, mesh.sum_over_items)
+    run_pass: Pass = copies
     if laid_out.pipeline is not None:
         run_pass = PipelinePass(laid_out.pipeline, task, precision, share, mesh.sum_over_items)
         sum_up = PipelineSums(laid_out.pipeline, task, precision)
     elif not laid_out.is_sharded:
-        return JointParts(run_pass, lambda: weight_norm(parameters), host_sums, host_sums=host_sums)
+        return JointParts(
+            copies,
+            lambda: weight_norm(parameters),
+            host_sums,
+            host_sums=host_sums,
+            forward_seconds=lambda: copies.forward_seconds,
+        )
     norm = ShardedNorm(parameters, mesh)
     return JointParts(
         run_pass, norm.of_values, host_sums, local_gradients, norm.of_gradients, host_sums, sum_up

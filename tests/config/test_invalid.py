@@ -65,7 +65,7 @@ def test_a_key_like_no_other_lists_the_known_ones() -> None:
     assert rule == "unknown key"
     assert remedy == (
         "known here: non_finite, skip_budget, spikes, spike_budget, roll_back_updates, "
-        "leave_out_windows, deadline, restarts_without_progress"
+        "leave_out_windows, deadline, restarts_without_progress, compare_ranks_every"
     )
 
 

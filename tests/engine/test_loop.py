@@ -77,7 +77,16 @@ class Recorder:
     def on_event(self, event: Event) -> None:
         self.events.append((event.kind, event.step))
 
-    def run(self, horizon: Horizon, evaluate: Cadence = NEVER, save: Cadence = NEVER) -> Outcome:
+    def compare(self, step: int) -> None:
+        self.events.append(("compare", step))
+
+    def run(
+        self,
+        horizon: Horizon,
+        evaluate: Cadence = NEVER,
+        save: Cadence = NEVER,
+        compare: Cadence = NEVER,
+    ) -> Outcome:
         return Loop(
             LoopParts(
                 self.update,
@@ -90,6 +99,8 @@ class Recorder:
                 self.save,
                 save,
                 self.stop,
+                compare_ranks=self.compare,
+                compare_ranks_every=compare,
             )
         ).run()
 
@@ -126,6 +137,18 @@ def test_evaluation_comes_before_the_save_of_the_same_step() -> None:
     seen = Recorder()
     seen.run(steps(4), every(4), every(4))
     assert seen.events[-3:] == [("evaluate", 4), ("save", 4), ("finished", 4)]
+
+
+def test_ranks_are_compared_before_anything_of_them_is_evaluated_or_saved() -> None:
+    seen = Recorder()
+    seen.run(steps(4), every(4), every(4), every(2))
+    assert [e for e in seen.events if e[0] != "step"] == [
+        ("compare", 2),
+        ("compare", 4),
+        ("evaluate", 4),
+        ("save", 4),
+        ("finished", 4),
+    ]
 
 
 def test_a_skipped_update_moves_nothing_that_counts_updates() -> None:

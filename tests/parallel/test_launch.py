@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from surefoot.core.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEST, EXIT_STOPPED
+from surefoot.observe.events import read_events
 from surefoot.observe.metrics_log import read_rows
 
 MODULE = """
@@ -32,6 +33,8 @@ class Points(torch.utils.data.Dataset):
         if self.read > 90:
             time.sleep(self.seconds)
         if self.read > 90 and os.environ["RANK"] == "1":
+            if self.fault == "slow":
+                time.sleep(0.02)
             if self.fault == "raises":
                 raise ValueError("this sample is rotten")
             if self.fault == "killed":
@@ -151,6 +154,18 @@ def wait_for_rows(folder: Path, count: int) -> None:
             return
         time.sleep(0.05)
     raise AssertionError("no update was logged")
+
+
+@pytest.mark.ranks_full
+def test_a_slow_rank_is_named_with_its_phase(here: Path) -> None:
+    write_recipe(here, "slow")
+    sets = ["--set", "train.horizon=60 steps", "--set", "guard.compare_ranks_every=30 steps"]
+    done = run(here, *command("--nproc", "2", *sets))
+    assert done.returncode == EXIT_DONE, done.stderr
+    (folder,) = (here / "runs").iterdir()
+    told = [event.message for event in read_events(folder / "events.jsonl")]
+    assert any(t.startswith("rank 1 is slow") and t.endswith("data wait") for t in told)
+    assert not any(t.startswith("rank 0 is slow") for t in told)
 
 
 @pytest.mark.ranks_full

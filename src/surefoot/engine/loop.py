@@ -87,6 +87,9 @@ class LoopParts:
     """Puts the state back to a checkpoint before the spike."""
     saves_first: bool = False
     """Whether the state before the first update is saved, to go back to."""
+    compare_ranks: Callable[[int], None] = lambda step: None
+    """Refuses to go on with ranks that are not equal any more."""
+    compare_ranks_every: Cadence = field(default_factory=AtEnd)
     slow_first_update: bool = False
     """Whether the first update compiles: it may be left half done, and loses nothing."""
 
@@ -197,7 +200,14 @@ class Loop:
     def _next_due(self, now: Mark) -> Mark:
         parts = self.parts
         return frontier(
-            (parts.horizon, parts.evaluate_every, parts.save_every, parts.ephemeral_every), now
+            (
+                parts.horizon,
+                parts.evaluate_every,
+                parts.save_every,
+                parts.ephemeral_every,
+                parts.compare_ranks_every,
+            ),
+            now,
         )
 
     def _may_be_due(self, next_due: Mark, window: Window) -> bool:
@@ -218,6 +228,9 @@ class Loop:
         """Evaluates and saves what is due; returns a reason to finish, or None."""
         parts = self.parts
         end = None
+        if parts.compare_ranks_every.due(before, now):
+            # Before anything is saved: what is not equal must not become a checkpoint.
+            parts.compare_ranks(parts.progress.step)
         if parts.evaluate_every.due(before, now):
             end = self._evaluate()
         if parts.save_every.due(before, now):

@@ -5,6 +5,7 @@ A pass leaves gradients in `.grad` and returns detached losses. It never steps, 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Protocol
@@ -108,6 +109,8 @@ class RanksPass:
         self._share_buffers = share_buffers
         self._sum_over_ranks = sum_over_ranks
         self._seeds = Seeds()
+        self.forward_seconds = 0.0
+        """Host time of all forwards so far."""
 
     def __call__(
         self,
@@ -120,8 +123,10 @@ class RanksPass:
             is_filler = micro_batch.samples == 0
             statistics = untouched_statistics(self.model) if is_filler else nullcontext()
             with self.sync.micro_batch(index == len(micro_batches) - 1), statistics:
+                began = time.perf_counter()
                 with self.precision.autocast(), naming_batch(micro_batch):
                     sums = self.task.loss_sum(self.model, micro_batch.data)
+                self.forward_seconds += time.perf_counter() - began
                 terms = loss_terms(sums, denominators)
                 seeds = [
                     self._seeds.of(denominators[term], loss_sum, loss_scale)

@@ -110,7 +110,7 @@ class WeightEma:
 
     @torch.no_grad()
     def update(self, finite: Callable[[], Tensor]) -> None:
-        """Takes the current weights in, where `finite()` (0-dim bool) is true; else nothing changes.
+        """Takes the weights in, where `finite()` (0-dim bool) is true; else nothing changes.
 
         Raises:
             ModelError: called inside `swapped`.

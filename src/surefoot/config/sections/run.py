@@ -103,6 +103,8 @@ class GuardSection(Section):
     """Where nothing has happened for so long, the stacks of the process are written down."""
     restarts_without_progress: Whole = 3
     """A run that was resumed so often since its last new checkpoint is not resumed again."""
+    compare_ranks_every: EverySteps = Steps(500)
+    """How often ranks compare the bits of weights that are held twice, and their pace."""
 
 
 class EmaOffSection(Section):
