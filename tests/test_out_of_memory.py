@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import nn
 
+from parallel.small_runs import assembled, settings_of
 from surefoot import Trainer
 from surefoot.engine.refusal import is_out_of_memory
 from surefoot.observe.events import read_events
 from surefoot.observe.run_data import read_run
-from surefoot.out_of_memory import memory_table
+from surefoot.out_of_memory import advice, memory_table
 from surefoot.report.run_page import write_page
 
 INPUTS = torch.zeros(16, 4)
@@ -89,3 +90,18 @@ def test_the_table_counts_weights_gradients_and_state(tmp_path: Path) -> None:
 )
 def test_which_errors_say_so(error: BaseException, told: bool) -> None:
     assert is_out_of_memory(error) is told
+
+
+def test_scores_of_a_large_vocabulary_are_advised_in_chunks() -> None:
+    def of_the_loss(**memory: Any) -> list[dict[str, Any]]:
+        assembly = assembled("gpt", settings_of(memory={"loss_chunk": 10, **memory}))
+        found = [e for e in advice(assembly, memory_table(assembly), 10**6) if "loss" in e["do"]]
+        assembly.close()
+        return found
+
+    (entry,) = of_the_loss()
+    # Four sequences of ten tokens, all but ten at once: 24 words in float32, and their gradient.
+    assert entry["saves_bytes"] == 30 * 24 * 8
+    assert entry["do"].startswith("memory.loss=chunked")
+    assert not of_the_loss(loss="chunked")
+    assert not of_the_loss(loss_chunk=40)

@@ -19,6 +19,8 @@ from surefoot.engine.refusal import is_out_of_memory
 from surefoot.observe.atomic import atomic_write
 from surefoot.observe.probes import MemoryProbe
 from surefoot.observe.text import format_bytes
+from surefoot.tasks.generation import GenerationTask
+from surefoot.tasks.scoring import takes_finish
 
 OUT_OF_MEMORY_NAME = "out-of-memory.json"
 MOST_TENSORS = 12
@@ -110,6 +112,7 @@ def advice(
             "memory.recompute=blocks: the same numbers, about a third more computation",
             activations * (len(blocks) - 1) // len(blocks) * 8 // 10,
         )
+    yield from _loss_advice(assembly, activations)
     if assembly.trainable.precision.name in ("fp32", "tf32"):
         yield _entry("precision.dtype=bf16: activations of half the size", activations // 2)
     if assembly.material.task.unit == "tokens":
@@ -119,6 +122,27 @@ def advice(
         "two devices with parallel.shard=2: weights, gradients and optimizer state in halves",
         (states + table["weights"]) // 2,
     )
+
+
+def _loss_advice(assembly: Assembly, activations: int) -> Iterator[dict[str, Any]]:
+    """Of next tokens: the scores in float32 and their gradient need not be there at once."""
+    task, model, settings = assembly.material.task, assembly.material.model, assembly.settings
+    sizes, section = assembly.place.sizes, settings.memory
+    if not isinstance(task, GenerationTask) or not takes_finish(model) or section.loss != "whole":
+        return
+    length = getattr(model.config, "sequence_length", 0) // sizes.context
+    places = settings.train.micro_batch * length
+    scores = places * task.vocabulary_size * 8
+    if sizes.tensor > 1 and not settings.parallel.cut_logits:
+        yield _entry(
+            "parallel.cut_logits=true: scores stay cut over the vocabulary",
+            min(activations, scores * (sizes.tensor - 1) // sizes.tensor),
+        )
+    elif sizes.tensor == 1 and sizes.pipeline == 1 and places > section.loss_chunk:
+        yield _entry(
+            "memory.loss=chunked: one more product with the output matrix",
+            min(activations, scores * (places - section.loss_chunk) // places),
+        )
 
 
 def _entry(do: str, saves_bytes: int) -> dict[str, Any]:
