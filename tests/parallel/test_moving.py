@@ -32,36 +32,60 @@ LAYOUTS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "PP": (2, 1, {"pipeline": 2, "pipeline_schedule": "zero-bubble"}),
     "PPxFSDP": (4, 2, {"pipeline": 2, "shard": 2}),
     "TPxPP": (4, 1, {"tensor": 2, "pipeline": 2, "pipeline_schedule": "gpipe"}),
+    "EP": (2, 2, {"expert": 2}),
+    "EP of 4": (4, 4, {"expert": 4}),
+    "EPxDP": (4, 4, {"expert": 2, "replicate": 2}),
+    "EPxFSDP": (4, 4, {"expert": 2, "shard": 2}),
 }
 AROUND = (
     *("one", "DDP", "ZeRO-3", "TP", "HSDP", "TP+SPxFSDP", "ZeRO-1", "ZeRO-2"),
     *("PP", "CP", "PPxFSDP", "CPxFSDP", "TPxPP", "one"),
 )
 """Each goes on with what the one before has saved."""
+WITH_EXPERTS = (
+    *("one", "EP", "EPxFSDP", "ZeRO-3", "EP of 4", "DDP", "EPxDP", "CPxFSDP", "EPxFSDP", "one"),
+)
+EXPERTS: dict[str, Any] = {"num_experts": 4, "balance": "bias", "bias_rate": 0.01}
 UPDATES = 3
 
 
 @cache
-def alone() -> Seen:
-    settings = settings_of(**SECTIONS)
-    return train("gpt", settings, UPDATES * len(AROUND), torch.float64)
+def alone(has_experts: bool) -> Seen:
+    around = WITH_EXPERTS if has_experts else AROUND
+    return train(
+        "gpt",
+        settings_of(**SECTIONS),
+        UPDATES * len(around),
+        torch.float64,
+        experts=EXPERTS if has_experts else "none",
+    )
 
 
-def leg(settings: Any, folder: str, until: int, resume: bool) -> Seen:
-    return train_on(settings, folder, until, resume=resume)
+def leg(settings: Any, folder: str, until: int, resume: bool, has_experts: bool) -> Seen:
+    experts = EXPERTS if has_experts else "none"
+    return train_on(settings, folder, until, resume=resume, experts=experts)
 
 
-def test_one_run_through_all_layouts(ranks: RankPool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("around", "has_experts"),
+    [
+        pytest.param(AROUND, False, id="dense"),
+        pytest.param(WITH_EXPERTS, True, id="experts", marks=pytest.mark.ranks_full),
+    ],
+)
+def test_one_run_through_all_layouts(
+    ranks: RankPool, tmp_path: Path, around: tuple[str, ...], has_experts: bool
+) -> None:
     losses: list[float] = []
-    for index, name in enumerate(AROUND):
+    for index, name in enumerate(around):
         num_ranks, data_ranks, parallel = LAYOUTS[name]
         settings = settings_of(data_ranks, parallel=parallel, **SECTIONS)
         until = UPDATES * (index + 1)
-        found = ranks.run(num_ranks, leg, settings, str(tmp_path), until, index > 0)
+        found = ranks.run(num_ranks, leg, settings, str(tmp_path), until, index > 0, has_experts)
         assert all(seen.losses == found[0].losses for seen in found)
         losses += found[0].losses
-        assert losses == pytest.approx(alone().losses[: len(losses)], rel=1e-10), name
-    expected = alone()
+        assert losses == pytest.approx(alone(has_experts).losses[: len(losses)], rel=1e-10), name
+    expected = alone(has_experts)
     expected.losses, expected.norms, expected.counts, expected.weight_norms = (
         list(values[-UPDATES:])
         for values in (expected.losses, expected.norms, expected.counts, expected.weight_norms)

@@ -13,7 +13,14 @@ import torch
 from surefoot.cli import main as command
 from surefoot.core.errors import EXIT_DONE, EXIT_FOUND, EXIT_REQUEST
 from surefoot.verify.equivalence import Way, compare
-from surefoot.verify.window_numbers import NarrowestType, PassedWindow, make_exact
+from surefoot.verify.window_numbers import (
+    AskedWindow,
+    NarrowestType,
+    PassedWindow,
+    make_exact,
+    pass_window,
+    read_passed,
+)
 
 Capture = pytest.CaptureFixture[str]
 OWN_CODE = """
@@ -99,27 +106,47 @@ def test_a_way_that_is_none_is_refused(own: Path, capsys: Capture) -> None:
     assert code == EXIT_REQUEST and "accumulation" in told["error"]["rule"]
 
 
-@pytest.mark.ranks_full
-@pytest.mark.parametrize("layout", ["replicate", "shard", "tensor"])
-def test_a_layout_is_compared_with_one_process(own: Path, capsys: Capture, layout: str) -> None:
+def write_gpt(own: Path, experts: str) -> None:
     (own / "gpt.yaml").write_text(
-        """
+        f"""
 name: small
-model: {kind: gpt, num_layers: 2, num_heads: 4, embedding_dim: 16, feedforward_dim: 24, tied: false}
-data: {kind: text, source: files, path: texts, vocabulary_size: 280, sequence_length: 16}
-task: {kind: generation}
-train: {horizon: 20 steps, micro_batch: 2}
+model: {{kind: gpt, num_layers: 2, num_heads: 4, embedding_dim: 16, feedforward_dim: 24,
+  tied: false, experts: {experts}}}
+data: {{kind: text, source: files, path: texts, vocabulary_size: 280, sequence_length: 16}}
+task: {{kind: generation}}
+train: {{horizon: 20 steps, micro_batch: 2}}
 """
     )
     texts = own / "texts"
-    texts.mkdir()
+    texts.mkdir(exist_ok=True)
     for number in range(12):
         (texts / f"{number}.txt").write_text(f"text number {number} and what it says\n" * 30)
+
+
+@pytest.mark.ranks_full
+@pytest.mark.parametrize("layout", ["replicate", "shard", "tensor", "expert"])
+def test_a_layout_is_compared_with_one_process(own: Path, capsys: Capture, layout: str) -> None:
+    write_gpt(own, "{num_experts: 4}" if layout == "expert" else "none")
     override = f"parallel.{layout}=2"
     code, told = check("gpt.yaml", capsys, "--against", "layout", "--nproc", "2", "--set", override)
     assert code == EXIT_DONE, told
     (way,) = told["checks"]["equivalence"]["ways"]
     assert way["first_broken"] is None and way["how"] == "2 ranks"
+
+
+def test_a_term_that_is_declared_to_depend_on_the_split_is_left_out(own: Path) -> None:
+    found = []
+    for number, (micro_batch, weight) in enumerate([(2, 0.01), (1, 0.01), (2, 7.0)]):
+        write_gpt(own, f"{{num_experts: 4, balance_weight: {weight}}}")
+        folder = own / f"window-{number}"
+        folder.mkdir()
+        splits = (f"train.micro_batch={micro_batch}", f"train.accumulation={2 // micro_batch}")
+        pass_window(AskedWindow("gpt.yaml", (*splits, "log.console=off"), str(folder)))
+        found.append(read_passed(folder))
+    plain, split, weighted = found
+    assert list(plain.left_out) == ["balance"]
+    for other in (split, weighted):
+        assert compare(Way.ACCUMULATION, "", plain, other, 1e-10).first_broken is None
 
 
 def passed(**gradients: list[float]) -> PassedWindow:

@@ -67,6 +67,7 @@ def check_equivalence(
         "bound": found.bound,
         "computed_in": found.computed_in,
         "compared_in_evaluation_mode": found.stilled,
+        "left_out_terms": found.left_out,
         "loss": found.loss,
         "samples": found.num_samples,
         "ways": found.compared,
@@ -92,6 +93,8 @@ def _say(session: Session, found: Equivalence) -> None:
             f"  {', '.join(found.stilled)}: compared in evaluation mode; in training they draw "
             "numbers or look at a whole micro-batch, so that another split is another update"
         )
+    for term, why in found.left_out.items():
+        session.say(f"  loss term {term}: left out; {why}")
     compared = sum(not one.not_compared for one in found.compared)
     if found.passed:
         session.say(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
@@ -85,6 +85,8 @@ class Equivalence:
     """The least exact number type of the plain way."""
     stilled: tuple[str, ...]
     """Kinds of modules that were compared in evaluation mode."""
+    left_out: Mapping[str, str]
+    """Terms of the loss that were not compared, and why."""
     loss: float
     num_samples: int
     compared: tuple[Compared, ...]
@@ -116,7 +118,8 @@ def prove_equivalence(
         SurefootError: the recipe cannot be trained, or not in float64.
         RequestError: its forward draws random numbers of its own, which no two ways share.
     """
-    trial = _Trial(recipe, tuple(overrides), folder, tell)
+    deadline_seconds = float(resolved.recipe.parallel.deadline.value)
+    trial = _Trial(recipe, tuple(overrides), folder, tell, deadline_seconds)
     section, train = resolved.recipe.parallel, resolved.recipe.train
     data_ranks = resolve_sizes(section, num_ranks).data_parallel
     window = train.accumulation * data_ranks
@@ -148,7 +151,13 @@ def prove_equivalence(
         how = ", ".join(changes) if way is not Way.LAYOUT else f"{num_ranks} ranks"
         found.append(compare(way, how, plain, passed, bound))
     return Equivalence(
-        bound, plain.narrowest, plain.stilled, plain.loss, len(plain.sample_ids), tuple(found)
+        bound,
+        plain.narrowest,
+        plain.stilled,
+        plain.left_out,
+        plain.loss,
+        len(plain.sample_ids),
+        tuple(found),
     )
 
 
@@ -220,12 +229,18 @@ class _Trial:
     """Starts the processes of each way."""
 
     def __init__(
-        self, recipe: str, overrides: tuple[str, ...], folder: Path, tell: Callable[[str], None]
+        self,
+        recipe: str,
+        overrides: tuple[str, ...],
+        folder: Path,
+        tell: Callable[[str], None],
+        deadline_seconds: float,
     ) -> None:
         self._recipe = recipe
         self._overrides = overrides
         self._folder = folder
         self._tell = tell
+        self._deadline_seconds = deadline_seconds
 
     def passed(
         self,
@@ -255,7 +270,7 @@ class _Trial:
         else:
             path = folder / "asked.json"
             path.write_text(json.dumps(asdict(asked)), encoding="utf-8")
-            ended = launch([MODULE, str(path)], num_ranks)
+            ended = launch([MODULE, str(path)], num_ranks, self._deadline_seconds)
             code = ended.exit_code
         if code != 0:
             raise error_of(folder / ERROR_NAME, failed, code)

@@ -7,11 +7,12 @@ written to a folder. As `python -m surefoot.verify.window_numbers FILE` it is on
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from surefoot.parallel.join import fails_first
 from surefoot.parallel.launch import end_with_launcher
 from surefoot.readiness import check_trainable
 from surefoot.state.tensor_file import write_tensors
+from surefoot.tasks.task import split_dependence
 from surefoot.verify.children import write_error
 
 PASSED_NAME = "passed.json"
@@ -70,6 +72,8 @@ class PassedWindow:
     """The least exact number type that the window was computed with, where it was looked for."""
     stilled: tuple[str, ...]
     """Kinds of modules that draw numbers or look at the whole batch: put into evaluation mode."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Terms of the loss that are declared to be another loss under another split, and why."""
 
 
 class NarrowestType(TorchDispatchMode):
@@ -136,7 +140,12 @@ def _pass(assembly: Assembly, asked: AskedWindow, stilled: Sequence[str]) -> Non
     parts = trainable.update.parts
     with closing(assembly.open_windows(trainable.state.progress.cursor)) as windows:  # type: ignore[type-var]
         window = next(windows)
-    denominators = parts.sum_over_ranks(window.weights)
+    left_out = split_dependence(assembly.evaluator.task)
+    # Divided by infinity, a term and its gradient are 0.
+    denominators = {
+        term: math.inf if term in left_out else weight
+        for term, weight in parts.sum_over_ranks(window.weights).items()
+    }
     seed_everything(asked.draws)
     types = NarrowestType()
     with types if asked.watches_types else nullcontext():
@@ -159,6 +168,7 @@ def _pass(assembly: Assembly, asked: AskedWindow, stilled: Sequence[str]) -> Non
             "names": list(dict.fromkeys(name for of_rank in names for name in of_rank)),
             "narrowest": str(types.dtype).removeprefix("torch."),
             "stilled": list(stilled),
+            "left_out": dict(left_out),
         }
         (folder / PASSED_NAME).write_text(json.dumps(told), encoding="utf-8")
 
@@ -193,6 +203,7 @@ def read_passed(folder: Path) -> PassedWindow:
         names=tuple(told["names"]),
         narrowest=told["narrowest"],
         stilled=tuple(told["stilled"]),
+        left_out=told["left_out"],
     )
 
 
