@@ -57,12 +57,6 @@ def _scored(task: Task, model: nn.Module, settings: Settings, mesh: Mesh | None)
             "an output layer that is cut computes all places at once",
             "use parallel.cut_logits=true with memory.loss=whole",
         )
-    if sizes.pipeline > 1:
-        raise _refused_chunks(
-            f"parallel.pipeline is {sizes.pipeline}",
-            "the stages before the last have no output layer",
-            "use memory.loss=whole",
-        )
     if settings.train.compile == "whole":
         raise _refused_chunks(
             "train.compile is whole",

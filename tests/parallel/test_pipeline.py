@@ -282,6 +282,24 @@ def test_one_layer_a_stage_is_computed_again(ranks: RankPool) -> None:
 
 
 @full
+@pytest.mark.parametrize("name", ["1f1b", "zero-bubble, two stages"])
+@pytest.mark.parametrize(
+    ("memory", "parallel"),
+    [
+        ({"loss": "chunked", "loss_chunk": 7}, {}),
+        ({"offload_activations": "cpu"}, {}),
+        ({}, {"tensor": 2, "cut_logits": True}),
+    ],
+)
+def test_ways_to_less_memory(
+    ranks: RankPool, name: str, memory: dict[str, Any], parallel: dict[str, Any]
+) -> None:
+    settings = staged({"pipeline": 2, **SCHEDULES[name], **parallel}, memory=memory)
+    found = ranks.run(4 if parallel else 2, train_staged, settings)
+    assert_alike(all_layers(found), alone(), 1e-10)
+
+
+@full
 @pytest.mark.parametrize("name", ["1f1b", "interleaved", "gpipe"])
 def test_compiled_blocks(ranks: RankPool, name: str) -> None:
     settings = staged({"pipeline": 2, **SCHEDULES[name]})

@@ -10,7 +10,6 @@ import pytest
 from parallel.rank_pool import CaseFailed, RankPool
 from parallel.small_runs import assembled, settings_of
 from surefoot.core.errors import RequestError
-from surefoot.models.moe import MoEConfig
 
 INTERLEAVED = {"pipeline_schedule": "interleaved"}
 ZERO_BUBBLE = {"pipeline_schedule": "zero-bubble"}
@@ -41,7 +40,6 @@ def with_model(parallel: dict[str, Any], model: dict[str, Any]) -> None:
     assemble_gpt(parallel, **model)
 
 
-EXPERTS = {"experts": MoEConfig(num_experts=4)}
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "layers": ({"pipeline": 2}, {"num_layers": 1}, "1 layers for 2 stages", "parallel.pipeline=1"),
     "layers of several stages a rank": (
@@ -52,7 +50,6 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         *({"pipeline": 2}, {"tied": True}),
         *("head.weight is token_embedding.weight", "use model.tied=false"),
     ),
-    "experts": ({"pipeline": 2}, EXPERTS, "a GPT with experts", "use parallel.expert"),
 }
 
 

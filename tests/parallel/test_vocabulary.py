@@ -168,7 +168,6 @@ def placed(task: Any, model: Any, sizes: MeshSizes, **sections: Any) -> Any:
     ("sizes", "sections", "what", "remedy"),
     [
         ({"tensor": 2}, {}, "parallel.tensor is 2", "parallel.cut_logits=true"),
-        ({"pipeline": 2}, {}, "parallel.pipeline is 2", "memory.loss=whole"),
         (
             {"tensor": 2},
             {"parallel": {"cut_logits": True}},

@@ -21,6 +21,7 @@ from surefoot.engine.refusal import naming_batch
 from surefoot.parallel.pipeline import Pipeline, Stage
 from surefoot.parallel.pipeline_schedule import run_schedule
 from surefoot.tasks.calling import logits_of, named_entries
+from surefoot.tasks.scoring import FINISH
 
 Meeting = Callable[[Stage, MicroBatch], Tensor]
 """What a stage makes of a micro-batch, once its model has what came from the stage before."""
@@ -43,10 +44,15 @@ class StageModel(nn.Module):
         self._is_last = stage.is_last
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
-        output = self.module(*arguments, **named)
         if self._is_last:
-            return output
-        raise Reached(logits_of(output))
+            return self.module(*arguments, **named)
+        if FINISH in named:
+            named[FINISH] = _hidden_alone
+        raise Reached(logits_of(self.module(*arguments, **named)))
+
+
+def _hidden_alone(hidden: Tensor, _: nn.Module) -> Tensor:
+    return hidden
 
 
 class Relay:

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from surefoot.core.errors import ModelError, RequestError
 from surefoot.core.plans import PipelinePlan, StageStyle, stages_for
-from surefoot.models.moe import routed_layers
 from surefoot.parallel.data_parallel import MOST_NAMED
 from surefoot.parallel.mesh import Mesh
 from surefoot.parallel.pipeline_schedule import PipelineOrder
@@ -215,13 +214,6 @@ def remove_other_stages(model: nn.Module, order: PipelineOrder, rank: int) -> Cu
             where="parallel.pipeline",
             rule="plans are known for our GPT and for transformers' Llama, Qwen and Mistral",
             remedy="use parallel.shard, which cuts any model",
-        )
-    if routed_layers(model):
-        raise RequestError(
-            f"a {type(model).__name__} with experts over {order.num_stages} stages",
-            where="parallel.pipeline",
-            rule="the losses of routers belong to layers of all stages, and only the last sees one",
-            remedy="use parallel.expert or parallel.shard instead of parallel.pipeline",
         )
     blocks = model.get_submodule(plan.blocks)
     assert isinstance(blocks, nn.ModuleList)
