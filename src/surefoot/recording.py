@@ -34,6 +34,7 @@ from surefoot.observe.sinks import TensorBoardSink
 from surefoot.observe.view import RunFacts, Unit
 from surefoot.observe.watch import flight_recorder_files, set_where_free
 from surefoot.out_of_memory import memory_table
+from surefoot.parallel.sizes import ParameterSizes
 from surefoot.promising import deciding_fields, deciding_metric, promise
 from surefoot.resuming import Resumption, refuse_crash_loop, resume_tier
 from surefoot.running import FolderRun, RunResult
@@ -164,11 +165,16 @@ def needed_bytes(assembly: Assembly, *, resuming: bool = False) -> int:
 
     A resumed run has most of them already, and deletes one for each that it writes.
     """
-    parameters = sum(p.numel() * p.element_size() for p in assembly.material.model.parameters())
-    moments = sum(p.numel() * 4 for p in assembly.trainable.optimizer.parameters) * 3
-    one = parameters + moments + CHECKPOINT_OVERHEAD_BYTES
+    size = parameter_sizes(assembly)
+    one = size.num_bytes + 3 * 4 * size.num_trained + CHECKPOINT_OVERHEAD_BYTES
     section = assembly.settings.checkpoint
     return one * (2 if resuming else section.keep + section.keep_best + 2)
+
+
+def parameter_sizes(assembly: Assembly) -> ParameterSizes:
+    """Of the whole model, on whichever ranks its layers lie."""
+    here = ParameterSizes.of(assembly.material.model)
+    return here + assembly.trainable.state.layers.size_elsewhere
 
 
 def make_observers(
@@ -254,8 +260,8 @@ def make_record(
             "precision": {"name": trainable.precision.name, "reason": trainable.precision.reason},
             "optimizer_kernel": trainable.optimizer.kernel,
             "skips": trainable.optimizer.skips.value,
-            "parameters": sum(p.numel() for p in assembly.material.model.parameters()),
-            "trainable_parameters": sum(p.numel() for p in trainable.optimizer.parameters),
+            "parameters": parameter_sizes(assembly).num_elements,
+            "trainable_parameters": parameter_sizes(assembly).num_trained,
             "samples_per_update": assembly.pace.samples_per_update,
             "tokens_per_sample": assembly.pace.tokens_per_sample,
             "horizon_updates": (

@@ -156,7 +156,7 @@ def make_trainable(
         state,
         log,
         update,
-        FirstBad(model, joint.run_pass, loss_scale, device),
+        FirstBad(model, joint.run_pass, loss_scale, device, place.ranks),
         joint.host_sums,
         clock.milliseconds if clock is not None else lambda: None,
         laid_out.cut,
@@ -323,7 +323,8 @@ def layers_of(laid_out: LaidOut, place: Place) -> Layers:
         return ALL_LAYERS
     where = place.sizes.coordinates(place.mesh.rank)
     tells = {axis for axis, index in where.items() if index > 0} == {"pipeline"}
-    return Layers(laid_out.pipeline.cut.elsewhere, tells)
+    cut = laid_out.pipeline.cut
+    return Layers(cut.elsewhere, cut.size_elsewhere, tells)
 
 
 def make_ledger(

@@ -86,3 +86,22 @@ def test_their_sequence_stays_whole(ranks: RankPool) -> None:
 def test_every_layer_of_a_family_is_known() -> None:
     for family in FAMILIES:
         assert plan_for(name for name, _ in layers_of(made(family))) is LLAMA_PLAN
+
+
+@pytest.mark.ranks_full
+@pytest.mark.parametrize(
+    ("family", "parallel"),
+    [
+        ("Llama", {"pipeline": 2}),
+        ("Mistral", {"pipeline": 2, "pipeline_schedule": "zero-bubble"}),
+        ("Qwen3", {"pipeline": 2, "pipeline_schedule": "gpipe"}),
+        ("Llama", {"pipeline": 2, "tensor": 2}),
+    ],
+)
+def test_a_foreign_family_in_two_stages(
+    ranks: RankPool, family: str, parallel: dict[str, Any]
+) -> None:
+    expected = losses(family, {})
+    for found in ranks.run(2 * parallel.get("tensor", 1), losses, family, parallel):
+        assert found[0] == pytest.approx(expected[0], rel=1e-10)
+        assert found[1] == pytest.approx(expected[1], rel=1e-9)

@@ -18,6 +18,7 @@ from parallel.small_runs import (
     WINDOW,
     Recorder,
     Seen,
+    assembled,
     seen_of,
     settings_of,
     small_gpt,
@@ -27,6 +28,8 @@ from surefoot.assembly import Material, assemble, prepare_process
 from surefoot.config.load import resolve_settings
 from surefoot.data.order import Cursor
 from surefoot.data.sources.datasets import as_source
+from surefoot.parallel.sizes import ParameterSizes
+from surefoot.recording import parameter_sizes
 from surefoot.tasks.generation import GenerationTask
 from surefoot.tasks.task import FunctionTask
 
@@ -331,3 +334,40 @@ def train_grouped(parallel: dict[str, Any]) -> Seen:
 def test_groups_of_other_stages_are_no_mistake(ranks: RankPool) -> None:
     found = ranks.run(2, train_grouped, {"pipeline": 2})
     assert_alike(all_layers(found), train_grouped({}), 1e-10)
+
+
+def poison(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    return output * float("nan")
+
+
+def first_bad(parallel: dict[str, Any], block: str) -> Any:
+    """Where a window is no longer finite whose `block` gives NaN."""
+    trainable = (assembly := assembled("gpt", staged(parallel), **LLAMA)).trainable
+    blocks = assembly.material.model.get_submodule("blocks")
+    if block in dict(blocks.named_children()):
+        blocks.get_submodule(block).register_forward_hook(poison)
+    with closing(assembly.open_windows(Cursor())) as windows:  # type: ignore[type-var]
+        window = next(windows)
+    denominators = trainable.update.parts.sum_over_ranks(window.weights)
+    found: Any = trainable.first_bad.find(window, denominators)
+    assembly.close()
+    return found["forward"]["module"], found["backward"]["module"], found["gradients"]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", pytest.param("interleaved", marks=full)])
+def test_what_is_not_finite_is_found_on_whichever_stage(ranks: RankPool, schedule: str) -> None:
+    parallel = {"pipeline": 2, "pipeline_schedule": schedule}
+    expected = first_bad({}, "2")
+    for found in ranks.run(2, first_bad, parallel, "2"):
+        assert found[:2] == expected[:2]
+        assert sorted(found[2]) == sorted(expected[2])
+
+
+def test_the_whole_model_is_counted(ranks: RankPool) -> None:
+    assert ranks.run(2, count, {"pipeline": 2}) == [count({})] * 2
+
+
+def count(parallel: dict[str, Any]) -> ParameterSizes:
+    assembly = assembled("gpt", staged(parallel), **LLAMA)
+    assembly.close()
+    return parameter_sizes(assembly)

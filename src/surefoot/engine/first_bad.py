@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from surefoot.engine.passes import Pass
 from surefoot.engine.window import Window
 from surefoot.numerics.determinism import preserved_rng
 from surefoot.numerics.loss_scaling import LossScale
+from surefoot.parallel.ranks import OneRank, Ranks
 
 MOST_NAMED = 5
 
@@ -31,15 +32,17 @@ class FirstBad:
         run_pass: the pass of the training.
         loss_scale: the scale of the training.
         device: whose random state is kept.
+        ranks: which look together, each at its own data and layers.
     """
 
     model: nn.Module
     run_pass: Pass
     loss_scale: LossScale
     device: torch.device
+    ranks: Ranks = field(default_factory=OneRank)
 
     def find(self, window: Window, denominators: Mapping[str, float]) -> dict[str, object]:
-        """Runs the window again.
+        """Runs the window again; every rank calls it alike.
 
         Returns:
             `weights`: names of weights that are not finite; `forward`: the first module of the
@@ -66,7 +69,27 @@ class FirstBad:
             found["gradients"] = _bad_names(
                 (name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None
             )
-        return found
+        return _of_all(self.ranks.gather("the first that is not finite", found))
+
+
+def _of_all(of_ranks: Sequence[dict[str, Any]]) -> dict[str, object]:
+    """What several ranks have found; the first ones hold the first layers."""
+    if len(of_ranks) == 1:
+        return of_ranks[0]
+    forwards = [found["forward"] for found in of_ranks if found["forward"] is not None]
+    backwards = [found["backward"] for found in of_ranks if found["backward"] is not None]
+    origins = [forward for forward in forwards if forward["finite_inputs"]]
+    errors = [found["error"] for found in of_ranks if "error" in found]
+    names = {
+        key: list(dict.fromkeys(name for found in of_ranks for name in found[key]))
+        for key in ("weights", "gradients")
+    }
+    return {
+        **names,
+        "forward": next(iter([*origins, *forwards]), None),
+        "backward": backwards[-1] if backwards else None,
+        **({"error": errors[0]} if errors else {}),
+    }
 
 
 def described(found: Mapping[str, object]) -> str:

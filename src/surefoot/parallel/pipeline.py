@@ -22,6 +22,7 @@ from surefoot.core.plans import PipelinePlan, StageStyle, stages_for
 from surefoot.parallel.data_parallel import MOST_NAMED
 from surefoot.parallel.mesh import Mesh
 from surefoot.parallel.pipeline_schedule import PipelineOrder
+from surefoot.parallel.sizes import ParameterSizes
 from surefoot.parallel.tensor import layers_of, shared_parameters
 
 
@@ -114,6 +115,8 @@ class Cut:
     """Of the embedding."""
     elsewhere: frozenset[str]
     """Names of the model's state that lies on other ranks."""
+    size_elsewhere: ParameterSizes
+    """Of the parameters that lie on other ranks."""
 
 
 class StageSync(Protocol):
@@ -217,9 +220,10 @@ def remove_other_stages(model: nn.Module, order: PipelineOrder, rank: int) -> Cu
         )
     blocks = model.get_submodule(plan.blocks)
     assert isinstance(blocks, nn.ModuleList)
+    refuse_kinds(model)
     runs = runs_of_blocks(len(blocks), order)
     refuse_shared(model, plan, runs)
-    names = frozenset(model.state_dict())
+    names, size = frozenset(model.state_dict()), ParameterSizes.of(model)
     entry = next(name for name, style in plan.others.items() if style is StageStyle.ENTRY)
     dtype = next(model.get_submodule(entry).parameters()).dtype
     refuse_idle(model, plan, order, runs)
@@ -227,7 +231,8 @@ def remove_other_stages(model: nn.Module, order: PipelineOrder, rank: int) -> Cu
     keep_stages(model, plan, runs, own)
     elsewhere = names - frozenset(model.state_dict())
     width = int(getattr(model.config, plan.width))
-    return Cut(plan, order, rank, tuple(runs), width, dtype, elsewhere)
+    size -= ParameterSizes.of(model)
+    return Cut(plan, order, rank, tuple(runs), width, dtype, elsewhere, size)
 
 
 def make_stages(model: nn.Module, cut: Cut) -> tuple[Stage, ...]:
@@ -290,6 +295,22 @@ def refuse_shared(model: nn.Module, plan: PipelinePlan, runs: Sequence[range]) -
                 rule="a tensor lies on one stage: tied embeddings are on the first and the last",
                 remedy="use model.tied=false, or parallel.shard instead of parallel.pipeline",
             )
+
+
+def refuse_kinds(model: nn.Module) -> None:
+    """Refuses layers that a forward tells apart by their place in the list, as transformers do.
+
+    Raises:
+        RequestError: with the kinds.
+    """
+    kinds = sorted(set(getattr(model.config, "layer_types", None) or ()))
+    if len(kinds) > 1:
+        raise RequestError(
+            f"the layers of a {type(model).__name__} are of the kinds {', '.join(kinds)}",
+            where="parallel.pipeline",
+            rule="a stage counts its own layers, so that all must be of one kind",
+            remedy="use parallel.shard instead of parallel.pipeline",
+        )
 
 
 def refuse_idle(
@@ -404,6 +425,13 @@ def cut_for(model: nn.Module, wishes: Any, mesh: Mesh) -> Cut | None:
     if mesh.sizes.pipeline == 1:
         return None
     refuse_split_backward(wishes, mesh)
+    if wishes.section.unused_parameters == "find":
+        raise RequestError(
+            "parallel.unused_parameters is find, and the layers lie on several ranks",
+            where="parallel.unused_parameters",
+            rule="copies of a stage sum the gradients of all its parameters",
+            remedy="leave it out, and freeze what is not used (model.frozen)",
+        )
     order = PipelineOrder.of(wishes.section, mesh.sizes.pipeline)
     order.check_window(wishes.window)
     return remove_other_stages(model, order, mesh.sizes.coordinates(mesh.rank)["pipeline"])

@@ -7,9 +7,10 @@ rank 0 tells what it has of each, and a rank reads no more than is its own. No t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+from surefoot.parallel.sizes import ParameterSizes
 from surefoot.state.tree import Snapshot
 
 STAGES_KEY: Final = "stages"
@@ -31,10 +32,12 @@ class Layers:
 
     Args:
         elsewhere: names of the model's tensors that lie on other ranks.
+        size_elsewhere: of the parameters that do.
         tells: whether this rank speaks for those with the same layers, and is not rank 0.
     """
 
     elsewhere: frozenset[str] = frozenset()
+    size_elsewhere: ParameterSizes = field(default_factory=ParameterSizes)
     tells: bool = False
 
 
