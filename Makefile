@@ -31,7 +31,7 @@ EXTRAS_test := .[test,data,hf,tensorboard]
 EXTRAS_lint := .[lint,test,data,hf,tensorboard]
 EXTRAS_docs := .[docs]
 
-.PHONY: help demo test test-slow test-ranks test-gpu faults lint docs bench doctor-score clean
+.PHONY: help demo test test-slow test-ranks test-gpu faults lint docs bench audit-mutants doctor-score clean
 .NOTPARALLEL:
 .SECONDARY:
 
@@ -43,6 +43,7 @@ help:
 	@echo "make bench     host time of an update against a bare loop"
 	@echo "make doctor-score  some 300 bad and healthy runs: how often the doctor is right"
 	@echo "make test-slow   further cases that each need processes of their own (CPU)"
+	@echo "make audit-mutants  clean scripts, broken mechanically: how many the audit finds"
 	@echo "make test-ranks  every layout and launch of several ranks (CPU)"
 	@echo "make test-gpu  the tests that need a CUDA device"
 	@echo "make clean     remove the environment and the caches; runs/ stays"
@@ -75,6 +76,9 @@ docs: $(VENV)/.ready-docs
 
 bench: $(VENV)/.ready-demo
 	$(BIN)/python benchmarks/host_overhead.py
+
+audit-mutants: $(VENV)/.ready-test
+	$(BIN)/python tests/sanitizer_zoo/mutants/score.py
 
 doctor-score: $(VENV)/.ready-test
 	$(BIN)/python tests/diagnosis/score.py
