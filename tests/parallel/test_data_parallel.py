@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import pytest
@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from parallel.checks import assert_alike
 from parallel.rank_pool import CaseFailed, RankPool
-from parallel.small_runs import Pictures, Recorder, Seen, settings_of, train
+from parallel.small_runs import Pictures, Recorder, Seen, assembled, settings_of, train
 from surefoot.assembly import Material, assemble, prepare_process
 from surefoot.config.load import resolve_settings
 from surefoot.core.errors import ModelError
 from surefoot.data.order import Cursor
 from surefoot.data.sources.datasets import as_source
+from surefoot.parallel import data_parallel
 from surefoot.tasks.classification import ClassificationTask
 
 DOUBLE, SINGLE = torch.float64, torch.float32
@@ -36,6 +37,36 @@ def test_replicas_train_as_one_process(
     settings = settings_of(num_ranks)
     found = ranks.run(num_ranks, train, "gpt", settings, 20, dtype)
     assert_alike(found, alone("gpt", dtype), rtol)
+
+
+def layouts_of_buckets() -> list[list[tuple[int, ...]]]:
+    """Shapes of the gradients in their buckets, for each of three windows."""
+    seen: list[tuple[int, ...]] = []
+    sum_gradients = data_parallel.sum_gradients
+
+    @wraps(sum_gradients)
+    def recorded(state: Any, bucket: Any) -> Any:
+        seen.extend(tuple(parameter.shape) for parameter in bucket.parameters())
+        return sum_gradients(state, bucket)
+
+    data_parallel.sum_gradients = recorded
+    try:
+        assembly = assembled("pictures", settings_of(2))
+    finally:
+        data_parallel.sum_gradients = sum_gradients
+    found = []
+    with closing(assembly.open_windows(Cursor())) as windows:  # type: ignore[type-var]
+        for _ in range(3):
+            seen.clear()
+            assembly.trainable.update(next(windows))
+            found.append(list(seen))
+    assembly.close()
+    return found
+
+
+def test_the_first_window_of_a_process_adds_up_as_all_others(ranks: RankPool) -> None:
+    first, *later = ranks.run(2, layouts_of_buckets)[0]
+    assert len(first) == 6 and later == [first, first]
 
 
 @pytest.mark.ranks_full

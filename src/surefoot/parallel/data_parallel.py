@@ -52,6 +52,8 @@ class Replicas:
         )
         summing = Summing(group)
         wrapped.register_comm_hook(summing, sum_gradients)
+        if not find_unused:
+            settle_buckets(wrapped)
         return cls(wrapped, summing)
 
     def micro_batch(self, is_last: bool) -> AbstractContextManager[object]:
@@ -74,6 +76,22 @@ class Replicas:
             remedy="freeze what is not used (model.frozen), or set "
             "parallel.unused_parameters=find, which looks for it in each backward",
         )
+
+
+def settle_buckets(wrapped: DistributedDataParallel) -> None:
+    """Lets torch lay out its buckets of gradients now, for good; every rank calls it.
+
+    Torch does so once in each process, after the first backward, in the order in which gradients
+    came. Where three or more ranks add up, an element is rounded by its place in the bucket: the
+    first update after a resume would differ from the same update of an uninterrupted run.
+    """
+    parameters = [p for p in wrapped.module.parameters() if p.requires_grad]
+    wrapped.reducer.prepare_for_forward()
+    wrapped.reducer.prepare_for_backward([])
+    # The last is ready first, as in the backward of a model that uses them in their order.
+    torch.autograd.backward([(parameter * 0).sum() for parameter in parameters])
+    wrapped.reducer._rebuild_buckets()
+    wrapped.zero_grad(set_to_none=True)
 
 
 @dataclass
