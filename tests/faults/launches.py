@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -62,6 +63,8 @@ class Fault:
     """Where the moment is looked for."""
     again_after: float = 0.0
     """A second signal so many seconds later, where above 0."""
+    act: str = "signal"
+    """`signal`; else what the rank does itself for ever: `spin` in Python, or `hold` its lock."""
 
 
 MOMENTS: Mapping[str, int] = {
@@ -86,12 +89,22 @@ def draw_stop(moments: random.Random, seconds: float) -> Fault:
     return Fault(moment, amount, target, number, moments.randrange(2))
 
 
+def draw_loss(moments: random.Random, num_ranks: int, act: str, number: int = 0) -> Fault:
+    """A random rank that dies (by a signal) or hangs."""
+    moment = moments.choice([*MOMENTS])
+    rank = moments.randrange(num_ranks)
+    amount = moments.randrange(1, MOMENTS[moment] * 2 // (1 + num_ranks))
+    return Fault(moment, amount, str(rank), number, rank, act=act)
+
+
 class ForkedRank:
     """What the agent needs of a `subprocess.Popen`, for a rank that is forked."""
 
     fault: ClassVar[Fault | None] = None
     pids: ClassVar[Path]
     """Where the process ids of all ranks are kept: each leads a session of its own."""
+    fired: ClassVar[Path]
+    """Where the moment of a fault is kept."""
 
     def __init__(
         self, args: Any, env: Mapping[str, str], stdout: Any, stderr: Any, start_new_session: bool
@@ -152,7 +165,14 @@ def _be_rank(arguments: list[str], env: Mapping[str, str], fault: Fault | None) 
 
 def _arm(fault: Fault) -> None:
     def fire() -> None:
-        send(fault, os.getppid())
+        if fault.act == "signal":
+            send(fault, os.getppid())
+            return
+        write_time()
+        while fault.act == "spin":
+            pass
+        # Takes longer than any run, and never gives the interpreter's lock away.
+        re.match("(a+)+b", "a" * 60)
 
     fire_at = counting(fire, fault.amount)
     if fault.moment == "update":
@@ -179,7 +199,13 @@ def send(fault: Fault, launcher: int) -> None:
         again.start()
 
 
+def write_time() -> None:
+    """Leaves the moment of a fault, on the clock that all processes share."""
+    ForkedRank.fired.write_text(repr(time.monotonic()))
+
+
 def _signal(fault: Fault, launcher: int) -> None:
+    write_time()
     with suppress(psutil.Error):
         started = ranks_of(launcher)
         pids = {LAUNCHER: [launcher], ALL: [launcher, *started.values()]}.get(fault.target)
@@ -206,6 +232,7 @@ def launch(arguments: list[str], fault: Fault | None, output: str) -> None:
     subprocess_handler.Popen = ForkedRank  # type: ignore[misc]
     ForkedRank.fault = fault
     ForkedRank.pids = Path(output).with_suffix(".pids")
+    ForkedRank.fired = Path(output).with_suffix(".fired")
     if fault is not None and fault.moment == "clock":
         timer = threading.Timer(fault.amount, send, (fault, os.getpid()))
         timer.daemon = True
@@ -229,6 +256,8 @@ class Launch:
 
     code: int
     seconds: float
+    since_fault: float | None
+    """Seconds from the fault to its end; None where there was none."""
     left: list[int] = field(default_factory=list)
     """Processes that it left behind."""
 
@@ -237,12 +266,16 @@ def train(
     arguments: list[str], output: Path, fault: Fault | None = None, num_ranks: int = 2
 ) -> Launch:
     """`surefoot train --nproc N` with these arguments."""
+    fired = output.with_suffix(".fired")
+    fired.unlink(missing_ok=True)
     began = time.monotonic()
     told = ["train", *arguments, "--nproc", str(num_ranks)]
     with children.child(launch, told, fault, str(output)) as process:
         process.join(STARTED_NEVER)
         assert process.exitcode is not None, f"hangs: {arguments} {fault}\n{output.read_text()}"
-        return Launch(process.exitcode, time.monotonic() - began, left_behind(output))
+        ended = time.monotonic()
+        since = ended - float(fired.read_text()) if fired.exists() else None
+        return Launch(process.exitcode, ended - began, since, left_behind(output))
 
 
 def left_behind(output: Path) -> list[int]:

@@ -43,6 +43,8 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 SHELL_CODE_OF_SIGNAL = 128
 ENDING_SECONDS = 5.0
 """How long the other ranks may take to leave after the first failure; torch would wait for 30."""
+HANG_ENDING_SECONDS = 2.0
+"""The same where one of them hangs: they have been leaving before."""
 TICK_SECONDS = 0.1
 
 
@@ -168,8 +170,7 @@ class _Launch:
         if self._asked:
             self._deliver()
         now = time.monotonic()
-        since = self._hangs_since or self._agent.looks_since
-        if since is not None and now - since > ENDING_SECONDS:
+        if self._is_overdue(now):
             self._kill()
         seconds = now - self._looked
         if self._pids() and seconds > min(LOOK_SECONDS, self._deadline / LOOKS_PER_DEADLINE):
@@ -177,6 +178,20 @@ class _Launch:
             # A time in which this process was stopped itself is held against nobody.
             with suppress(dist.DistError, RuntimeError):
                 self._look(min(seconds, 2 * LOOK_SECONDS))
+
+    def _is_overdue(self, now: float) -> bool:
+        looks_since = self._agent.looks_since
+        if looks_since is not None and now - looks_since > HANG_ENDING_SECONDS:
+            said = self._said()
+            hangs = said is not None and said.how is How.HANGS
+            if hangs or now - looks_since > ENDING_SECONDS:
+                return True
+        return self._hangs_since is not None and now - self._hangs_since > ENDING_SECONDS
+
+    def _said(self) -> Failure | None:
+        with suppress(dist.DistError, RuntimeError):
+            return None if self._store is None else first_failure(self._store)
+        return None
 
     def _look(self, seconds: float) -> None:
         """Looks for a rank that all others would wait for, or nobody any more."""
@@ -205,9 +220,7 @@ class _Launch:
                 rule="torch's launcher starts the ranks of this machine",
                 remedy="see whether this machine may open ports on 127.0.0.1",
             ) from self._error
-        said = None
-        with suppress(dist.DistError, RuntimeError):
-            said = None if self._store is None else first_failure(self._store)
+        said = self._said()
         codes = {rank: failure.exitcode for rank, failure in self._result.failures.items()}
         if not codes:
             return Launched(0)

@@ -175,6 +175,7 @@ class Lookout:
         self._silence = Silence()
         self._stalled = 0.0
         self._timed: set[str] = set()
+        self._writing, self._has_written = threading.Lock(), False
         self._away = threading.Event()
         """The main thread has nothing to lose any more."""
         self._done = threading.Event()
@@ -186,15 +187,28 @@ class Lookout:
         self._thread.start()
 
     def accuse(self, store: dist.Store, failure: Failure) -> Failure:
-        """Claims and tells of a rank that hangs; returns what counts.
+        """Claims and tells of a rank that hangs, on the thread that has waited for it.
 
         Args:
             store: that of the calling thread.
+
+        Returns:
+            What counts: another may have said something before.
         """
+        self.write_stacks(failure)
         counts = claim(store, failure)
         if counts == failure and failure.how is How.HANGS:
             self._tell(failure.error())
         return counts
+
+    def write_stacks(self, failure: Failure) -> None:
+        """Writes down where this rank is, once, where the stacks of all may tell what happened."""
+        with self._writing:
+            attachment = self._attachment
+            if attachment is None or failure.how is How.FAILED or self._has_written:
+                return
+            attachment.dump()
+            self._has_written = True
 
     def stop(self) -> None:
         """Ends the look-out, for a process that comes to its own end; harmless when repeated."""
@@ -314,14 +328,15 @@ class Lookout:
 
     def _leave(self, failure: Failure) -> None:
         attachment = self._attachment
-        if attachment is not None and failure.how is not How.FAILED:
-            attachment.dump()
+        self.write_stacks(failure)
+        # A main thread that can leaves by itself: it meets the same failure.
+        left = self._away.wait(LEAVE_SECONDS)
         near = self._near_ranks()
         asks = min((rank for rank in (*near, self.rank) if rank != failure.rank), default=-1)
         if failure.how is How.HANGS and failure.rank in near and asks == self.rank:
+            # Last, since it wakes up a process that was stopped.
             ask_for_stacks(self._store, failure.rank)
-        # A main thread that can leaves by itself: it meets the same failure.
-        if self._away.wait(LEAVE_SECONDS):
+        if left:
             return
         if attachment is not None:
             attachment.record(failure.error(f"seen by rank {self.rank}"))

@@ -114,6 +114,8 @@ class StoreRanks:
         keys = [self._key(self._count, rank) for rank in range(self.size)]
         while not self._store.check(keys):
             if (failure := first_failure(self._store)) is not None:
+                if (watch := lookout.current()) is not None:
+                    watch.write_stacks(failure)
                 raise failure.error(f"{what}, seen by rank {self.rank}")
             if time.monotonic() > until:
                 missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
