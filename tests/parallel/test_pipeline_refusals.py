@@ -83,8 +83,8 @@ OPTIONS: dict[str, tuple[int, dict[str, Any], dict[str, Any], str, str]] = {
         *("train.compile is blocks", "pipeline_schedule=1f1b"),
     ),
     "activations of a split backward": (
-        *(2, {"pipeline": 2, **ZERO_BUBBLE}, {"recompute": "selective"}),
-        *("memory.recompute is selective", "use memory.recompute=blocks"),
+        *(2, {"pipeline": 2, **ZERO_BUBBLE}, {"recompute": "blocks"}),
+        *("memory.recompute is blocks", "use parallel.pipeline_schedule=1f1b"),
     ),
     "shards of a split backward": (
         *(4, {"pipeline": 2, "shard": 2, **ZERO_BUBBLE}, {}),

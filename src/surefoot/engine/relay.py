@@ -129,7 +129,8 @@ class Relay:
                 stage.receive(received[:batch, :length])
             with naming_batch(micro_batch):
                 output = meet(stage, micro_batch)
-            output = output.reshape(1) if stage.is_last else self._padded(output, shape)
+            # No view: torch could not let go of its graph.
+            output = torch.stack([output]) if stage.is_last else self._padded(output, shape)
             if output.requires_grad:
                 output.register_hook(counter.begins)
             return output

@@ -1,8 +1,8 @@
 """Lays a model out over the ranks: the one place that says in which order it is changed.
 
-Tensor parallel, then context, then experts, then recompute, then compile, then sharding or
-replicas. The module that is handed in stays the one whose names and state count; nothing here
-trains.
+The layers of other stages go first; then tensor parallel, then context, then experts, then
+recompute, then compile, then sharding or replicas. The module that is handed in stays the one whose
+names and state count; nothing here trains.
 """
 
 from __future__ import annotations

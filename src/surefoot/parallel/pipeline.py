@@ -453,12 +453,13 @@ def refuse_split_backward(wishes: Any, mesh: Mesh) -> None:
             rule="a compiled backward cannot be split into that for inputs and that for weights",
             remedy="use train.compile=off, or parallel.pipeline_schedule=1f1b",
         )
-    if wishes.memory.recompute == "selective":
+    if wishes.memory.recompute != "none":
         raise RequestError(
-            "memory.recompute is selective, and the schedule is zero-bubble",
+            f"memory.recompute is {wishes.memory.recompute}, and the schedule is zero-bubble",
             where="memory.recompute",
-            rule="each half of a backward would need what is kept for one",
-            remedy="use memory.recompute=blocks, or parallel.pipeline_schedule=1f1b",
+            rule="the backward for the weights goes weight by weight, and each of them would "
+            "compute its block again",
+            remedy="use parallel.pipeline_schedule=1f1b, or memory.recompute=none",
         )
     is_sharded = sizes.shard > 1 or (sizes.tensor > 1 and sizes.replicate > 1)
     if is_sharded and section.shards != "optimizer":
