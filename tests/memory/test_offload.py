@@ -17,20 +17,6 @@ from surefoot.memory.offload import ActivationsOnHost, offload_blocks
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_the_same_bits(dropout: float) -> None:
-    before = train("gpt", settings_of(), 4, torch.float32, dropout=dropout)
-    settings = settings_of(memory={"offload_activations": "cpu"})
-    after = train("gpt", settings, 4, torch.float32, dropout=dropout)
-    assert (after.losses, after.norms, after.metrics) == (
-        before.losses,
-        before.norms,
-        before.metrics,
-    )
-    assert after.weights.keys() == before.weights.keys()
-    assert all(torch.equal(after.weights[n], w) for n, w in before.weights.items())
-
-
 class Counting(ActivationsOnHost):
     """Counts what goes to the host, and takes a copy as a device would."""
 
@@ -55,10 +41,31 @@ class Counting(ActivationsOnHost):
         self.pack_hook, self.unpack_hook = pack, unpack
 
 
-def test_what_a_block_keeps_goes_and_weights_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> type[Counting]:
     monkeypatch.setattr(offload, "ActivationsOnHost", Counting)
     monkeypatch.setattr(Counting, "gone", [])
     monkeypatch.setattr(Counting, "back", 0)
+    return Counting
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_the_same_bits(dropout: float, counting: type[Counting]) -> None:
+    before = train("gpt", settings_of(), 4, torch.float32, dropout=dropout)
+    assert counting.back == 0
+    settings = settings_of(memory={"offload_activations": "cpu"})
+    after = train("gpt", settings, 4, torch.float32, dropout=dropout)
+    assert counting.back == len(counting.gone) > 100
+    assert (after.losses, after.norms, after.metrics) == (
+        before.losses,
+        before.norms,
+        before.metrics,
+    )
+    assert after.weights.keys() == before.weights.keys()
+    assert all(torch.equal(after.weights[n], w) for n, w in before.weights.items())
+
+
+def test_what_a_block_keeps_goes_and_weights_stay(counting: type[Counting]) -> None:
     ids = torch.randint(24, (4, 10), generator=torch.Generator().manual_seed(1))
     gradients = {}
     for where in ("here", "host"):
@@ -70,14 +77,14 @@ def test_what_a_block_keeps_goes_and_weights_stay(monkeypatch: pytest.MonkeyPatc
         gradients[where] = [p.grad for p in model.parameters()]
     pairs = zip(gradients["here"], gradients["host"], strict=True)
     assert all(a is not None and b is not None and torch.equal(a, b) for a, b in pairs)
-    assert Counting.back == len(Counting.gone) > 20
+    assert counting.back == len(counting.gone) > 20
     weights = {p.data_ptr() for p in model.parameters()}
-    assert not any(tensor.data_ptr() in weights for tensor in Counting.gone)
-    gone = sum(tensor.numel() * tensor.element_size() for tensor in Counting.gone)
+    assert not any(tensor.data_ptr() in weights for tensor in counting.gone)
+    gone = sum(tensor.numel() * tensor.element_size() for tensor in counting.gone)
     print(f"{gone} bytes of two blocks wait on the host")
     with torch.no_grad():
         model(ids)
-    assert Counting.back == len(Counting.gone)
+    assert counting.back == len(counting.gone)
 
 
 def test_a_model_without_blocks_is_refused() -> None:
