@@ -169,6 +169,13 @@ def grouped_product(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
     dtype = _product_dtype(rows)
     if rows.is_cuda and dtype == torch.bfloat16 and _fits_kernel(weights):
         return grouped_kernel(rows.to(dtype), weights.to(dtype), counts)
+    return looped_product(rows, weights, counts)
+
+
+# Sizes that the host must know differ each time: a compiler would begin anew each time.
+@torch.compiler.disable
+def looped_product(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
+    """`grouped_product` by one product an expert."""
     parts = zip(rows.split(counts.tolist()), weights.unbind(), strict=True)
     return torch.cat([part @ weight for part, weight in parts])
 
