@@ -329,6 +329,7 @@ def train_grouped(parallel: dict[str, Any]) -> Seen:
     return train("gpt", settings, 5, DOUBLE, **LLAMA)
 
 
+@full
 def test_groups_of_other_stages_are_no_mistake(ranks: RankPool) -> None:
     found = ranks.run(2, train_grouped, {"pipeline": 2})
     assert_alike(all_layers(found), train_grouped({}), 1e-10)
@@ -369,3 +370,15 @@ def count(parallel: dict[str, Any]) -> ParameterSizes:
     assembly = assembled("gpt", staged(parallel), **LLAMA)
     assembly.close()
     return parameter_sizes(assembly)
+
+
+def random_rank(parallel: dict[str, Any]) -> int:
+    assembly = assembled("gpt", staged(parallel), **LLAMA)
+    assembly.close()
+    return assembly.place.random_rank
+
+
+@full
+def test_stages_and_replicas_draw_numbers_of_their_own(ranks: RankPool) -> None:
+    assert ranks.run(4, random_rank, {"pipeline": 2, "replicate": 2}) == [0, 1, 2, 3]
+    assert ranks.run(4, random_rank, {"pipeline": 2, "tensor": 2}) == [0, 0, 1, 1]
