@@ -1,4 +1,4 @@
-"""SF106: gradients of earlier updates are used again."""
+"""SF106: gradients of earlier updates are used again, with new ones or all alone."""
 
 from __future__ import annotations
 
@@ -8,26 +8,30 @@ from collections.abc import Iterable
 from surefoot.core.finding import Certainty, Finding
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.rules.base import Rule, RuleInfo, Tally, share
+from surefoot.sanitizer.state import OptimizerState
 from surefoot.sanitizer.trace import Trace
 
 LEAST = 3
 
 
 class MissingZeroGrad(Rule):
-    """At S the buffers hold contributions that an earlier S has used, and new ones."""
+    """At S the buffers hold contributions that an earlier S has used."""
 
     info = RuleInfo(
         code="SF106",
         slug="missing-zero-grad",
         certainty=Certainty.STRONG,
         title="Gradients are not cleared between updates and pile up.",
-        observes="At a step, gradient buffers that hold backward passes which an earlier step has"
-        " used, plus new ones. Quiet for accumulation, closures, gradients cleared or changed by"
-        " hand.",
+        observes="At a step, gradient buffers that hold backward passes which an earlier step of"
+        " the same optimizer has used: plus new ones, or nothing else as step() was called again"
+        " without a backward() in between. Quiet for accumulation, closures, gradients cleared or"
+        " changed by hand.",
         why="Each update moves along the sum of all gradients so far: an unintended momentum"
-        " without decay, whose length grows with every step.",
+        " without decay, whose length grows with every step. A gradient that is stepped twice"
+        " doubles the learning rate and ages the optimizer's moments.",
         example="for x, y in loader:\n    loss_fn(model(x), y).backward()\n    optimizer.step()",
-        fix="Call optimizer.zero_grad() once per update, before the first backward().",
+        fix="Call optimizer.zero_grad() once per update, before the first backward(), and step()"
+        " once per update.",
         source="Follows from autograd's accumulation into .grad.",
     )
 
@@ -35,11 +39,15 @@ class MissingZeroGrad(Rule):
         super().__init__(trace)
         self.tallies: dict[int, Tally] = defaultdict(Tally)
         self.most: dict[int, int] = defaultdict(int)
+        self.again: dict[int, Tally] = defaultdict(Tally)
 
     def on_step_begin(self, event: ev.StepBegin) -> None:
         if event.closure or event.inside_backward:
             return
         optimizer = event.optimizer
+        if self._steps_again(optimizer):
+            self.again[optimizer.key].add(event.site)
+            return
         stale = fed = most = 0
         for state in optimizer.parameters:
             if state.contributions > state.used and not state.unknown:
@@ -51,8 +59,27 @@ class MissingZeroGrad(Rule):
             self.tallies[optimizer.key].add(event.site)
             self.most[optimizer.key] = max(self.most[optimizer.key], most)
 
+    @staticmethod
+    def _steps_again(optimizer: OptimizerState) -> bool:
+        """Whether nothing happened to any gradient since the latest step of this optimizer."""
+        if not 0 < optimizer.last_backward < optimizer.last_step:
+            return False
+        filled = [state for state in optimizer.parameters if state.contributions]
+        return bool(filled) and all(
+            state.used == state.contributions and not state.touched for state in filled
+        )
+
     def findings(self) -> Iterable[Finding]:
         for optimizer in self.trace.optimizers:
+            again = self.again.get(optimizer.key)
+            if again is not None and again.count >= max(LEAST, 0.2 * optimizer.steps):
+                yield self.report(
+                    f"{share(again.count, optimizer.steps)} steps of {optimizer} used the very"
+                    " gradients of the step before: no backward pass lay between them.",
+                    again.site,
+                    evidence={"updates": optimizer.steps, "repeated_steps": again.count},
+                    fix="Call step() once per update.",
+                )
             tally = self.tallies.get(optimizer.key)
             if tally is None or tally.count < LEAST or tally.count < 0.2 * optimizer.steps:
                 continue

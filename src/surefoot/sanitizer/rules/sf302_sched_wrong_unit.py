@@ -13,11 +13,22 @@ from surefoot.sanitizer.state import SchedulerState
 from surefoot.sanitizer.trace import Trace
 
 LEAST_STEPS = 8
+LEAST_PAST = 5
+"""Steps from which a cosine that was passed and rises again is told."""
+LEAST_REPEATS = 3
+REPEATED = 0.4
+"""Share of steps that had no update since the step before: nearly a half when each is doubled."""
+STEEP = 3
+"""Updates per step of a schedule that is clearly not stepped per update."""
 PAST = 1.5
 """A horizon passed by this factor is not a rounding error."""
 SHORT = 0.2
 """A run that uses less than this share of a horizon never sees the schedule."""
+PART = 0.5
+"""The same where the horizon is just the number of updates."""
 FITS = 0.05
+TINY = 1e-3
+"""A rate below this share of the highest trains nothing any more."""
 HORIZONS = ("T_max", "total_steps", "total_iters")
 
 
@@ -30,10 +41,11 @@ class SchedWrongUnit(Rule):
         certainty=Certainty.HEURISTIC,
         title="The schedule's horizon and the number of its steps do not fit.",
         observes="Steps of the scheduler against its horizon (T_max, total_iters, total_steps,"
-        " milestones) and against the optimizer's steps; how often a rate turned round; how long"
-        " it lay at zero. Quiet for warm restarts and runs that were stopped.",
+        " milestones) and against the optimizer's steps; steps with no update since the one before;"
+        " how often a rate turned round; whether it fell below zero, lay there or close to it, or"
+        " still rose at the end. Quiet for warm restarts and runs that were stopped.",
         why="A schedule in epochs stepped per batch oscillates or ends early; one in batches"
-        " stepped per epoch hardly moves.",
+        " stepped per epoch hardly moves; one stepped twice each time runs twice as fast.",
         example="scheduler = CosineAnnealingLR(optimizer, T_max=epochs)\n"
         "for batch in loader: ...; scheduler.step()",
         fix="Count the horizon in the unit in which scheduler.step() is called.",
@@ -46,6 +58,12 @@ class SchedWrongUnit(Rule):
         self.turns: dict[int, int] = defaultdict(int)
         self.direction: dict[int, int] = defaultdict(int)
         self.at_zero: dict[int, int] = defaultdict(int)
+        self.repeats: dict[int, int] = defaultdict(int)
+        self.peak: dict[int, float] = defaultdict(float)
+        self.tiny: dict[int, int] = defaultdict(int)
+        self.rises: dict[int, int] = defaultdict(int)
+        self.below_zero: dict[int, int] = defaultdict(int)
+        self.stepped_at: dict[int, tuple[int, int]] = {}
         self.outcome = "completed"
 
     def on_scheduler_created(self, event: ev.SchedulerCreated) -> None:
@@ -54,6 +72,7 @@ class SchedWrongUnit(Rule):
             self.horizons[event.scheduler.key] = horizon
 
     def on_scheduler_step(self, event: ev.SchedulerStep) -> None:
+        self._count_repeats(event.scheduler)
         if not event.before or not event.after:
             return
         key, before, after = event.scheduler.key, event.before[0], event.after[0]
@@ -62,68 +81,130 @@ class SchedWrongUnit(Rule):
             self.turns[key] += 1
         if direction:
             self.direction[key] = direction
+        self.rises[key] += direction > 0
         self.at_zero[key] += after == 0.0
+        self.peak[key] = max(self.peak[key], before, after)
+        self.tiny[key] += after < TINY * self.peak[key]
+        self.below_zero[key] += after < 0.0
+
+    def _count_repeats(self, state: SchedulerState) -> None:
+        if state.optimizer is None:
+            return
+        updates, skipped = state.optimizer.steps, state.optimizer.skipped
+        before = self.stepped_at.get(state.key)
+        # Winding a fresh scheduler forward comes before its first update.
+        if before == (updates, skipped) and updates > state.optimizer_steps_at_creation:
+            self.repeats[state.key] += 1
+        self.stepped_at[state.key] = updates, skipped
 
     def on_run_ended(self, event: ev.RunEnded) -> None:
         self.outcome = event.outcome
 
     def findings(self) -> Iterable[Finding]:
         for state in self.trace.schedulers:
-            if state.inner or state.optimizer is None or "Plateau" in state.kind:
+            if state.inner or state.optimizer is None:
                 continue
-            message = self._misfit(state)
+            message = self._repeated(state) or self._misfit(state)
             if message:
-                updates = state.optimizer.steps - state.optimizer_steps_at_creation
                 yield self.report(
                     message,
                     state.last_site if state.last_site.line else state.site,
                     evidence={
                         "scheduler_steps": state.steps,
-                        "optimizer_steps": updates,
+                        "optimizer_steps": _updates(state),
                         "horizon": self.horizons.get(state.key, ("", None))[1],
                         "turns": self.turns[state.key],
                     },
                 )
 
+    def _repeated(self, state: SchedulerState) -> str:
+        repeats = self.repeats[state.key]
+        if repeats < LEAST_REPEATS or repeats < REPEATED * state.steps:
+            return ""
+        return (
+            f"{repeats} of {state.steps} steps of {state} had no update of its optimizer since the"
+            " step before: it runs ahead of the updates."
+        )
+
     def _misfit(self, state: SchedulerState) -> str:
+        if "Plateau" in state.kind:
+            return ""
+        below = self.below_zero[state.key]
+        if below:
+            return f"{state} gave a learning rate below 0 in {below} of {state.steps} steps."
+        message = self._per_micro_batch(state)
+        if message or "Restarts" in state.kind or "Cyclic" in state.kind:
+            return message
+        return self._passed(state) or self._hardly_used(state) or self._vanished(state)
+
+    def _per_micro_batch(self, state: SchedulerState) -> str:
         assert state.optimizer is not None
-        steps, key = state.steps, state.key
-        updates = state.optimizer.steps - state.optimizer_steps_at_creation
+        steps, updates = state.steps, _updates(state)
         micro = sum(n * c for n, c in state.optimizer.window_sizes.items())
-        name, horizon = self.horizons.get(key, ("", 0))
+        name, horizon = self.horizons.get(state.key, ("", 0))
         # A horizon that ends with the last step was counted in the unit of the steps.
         fits = bool(name) and abs(steps - horizon) <= FITS * horizon
-        if (
-            steps >= LEAST_STEPS
-            and not fits
-            and updates
-            and steps >= PAST * updates
-            and steps >= 0.9 * micro
-            and micro > updates
-        ):
-            return (
-                f"{state} was stepped {steps} times for {updates} updates: once per micro-batch"
-                " instead of once per update."
-            )
-        if "Restarts" in state.kind or "Cyclic" in state.kind:
+        if steps < LEAST_STEPS or fits or not updates or micro <= updates:
             return ""
-        if name and steps >= LEAST_STEPS and steps > PAST * horizon:
-            turned = f"; the rate turned upwards {self.turns[key]} times" * bool(self.turns[key])
-            if (name == "T_max" and self.turns[key]) or (
-                name == "total_iters" and horizon * 4 < steps
-            ):
-                if name == "total_iters" and state.kind in ("LinearLR", "ConstantLR"):
-                    return ""
-                return f"{state} has {name}={horizon} but was stepped {steps} times{turned}."
-        ended = self.outcome == "completed" and updates >= LEAST_STEPS and steps >= 2
-        if ended and name in HORIZONS[:2] and steps < SHORT * horizon and updates > 3 * steps:
+        if steps < PAST * updates or steps < 0.9 * micro:
+            return ""
+        return (
+            f"{state} was stepped {steps} times for {updates} updates: once per micro-batch"
+            " instead of once per update."
+        )
+
+    def _passed(self, state: SchedulerState) -> str:
+        name, horizon = self.horizons.get(state.key, ("", 0))
+        steps, turns = state.steps, self.turns[state.key]
+        if not name or steps <= PAST * horizon or steps < (LEAST_PAST if turns else LEAST_STEPS):
+            return ""
+        ends_in_constant = state.kind in ("LinearLR", "ConstantLR")
+        long_past = name == "total_iters" and steps > 4 * horizon and not ends_in_constant
+        if not long_past and not (name == "T_max" and turns):
+            return ""
+        turned = f"; the rate turned upwards {turns} times" * bool(turns)
+        return f"{state} has {name}={horizon} but was stepped {steps} times{turned}."
+
+    def _hardly_used(self, state: SchedulerState) -> str:
+        name, horizon = self.horizons.get(state.key, ("", 0))
+        steps, updates = state.steps, _updates(state)
+        if self.outcome != "completed" or updates < LEAST_STEPS or updates <= STEEP * steps:
+            return ""
+        counts_updates = bool(name) and abs(updates - horizon) <= FITS * horizon
+        short = name in HORIZONS[:2] and steps < SHORT * horizon
+        if steps >= 2 and (short or (counts_updates and steps <= PART * horizon)):
             return (
                 f"{state} has {name}={horizon} but was stepped only {steps} times in {updates}"
                 " updates: its horizon seems to count updates, and it is stepped per epoch."
             )
-        if self.at_zero[key] > 0.5 * steps and steps >= LEAST_STEPS:
-            return f"{state} lay at a learning rate of 0 for {self.at_zero[key]} of {steps} steps."
+        if steps >= LEAST_REPEATS and self.rises[state.key] == steps:
+            return (
+                f"{state} raised the rate at each of its {steps} steps and the run was over: it"
+                f" never got past its warm-up in {updates} updates."
+            )
         return ""
+
+    def _vanished(self, state: SchedulerState) -> str:
+        steps = state.steps
+        if steps < LEAST_STEPS:
+            return ""
+        if self.at_zero[state.key] > 0.5 * steps:
+            return (
+                f"{state} lay at a learning rate of 0 for {self.at_zero[state.key]} of {steps}"
+                " steps."
+            )
+        if self.tiny[state.key] > 0.5 * steps:
+            return (
+                f"{state} lay below {TINY:g} of its highest rate for {self.tiny[state.key]} of"
+                f" {steps} steps: it falls per step as if per epoch."
+            )
+        return ""
+
+
+def _updates(state: SchedulerState) -> int:
+    """Updates of its optimizer since the scheduler was made."""
+    assert state.optimizer is not None
+    return state.optimizer.steps - state.optimizer_steps_at_creation
 
 
 def _horizon(scheduler: Any) -> tuple[str, int] | None:

@@ -11,6 +11,7 @@ from surefoot.sanitizer.state import OptimizerState, SchedulerState
 from surefoot.sanitizer.trace import Trace
 
 LEAST_UPDATES = 20
+LEAST_EPOCHS = 2
 LEAST_STEPS = 3
 
 
@@ -23,8 +24,8 @@ class LrNeverChanges(Rule):
         certainty=Certainty.STRONG,
         title="A learning-rate scheduler has no effect on the optimizer that trains.",
         observes="A scheduler that is never stepped while its optimizer is; or one whose optimizer"
-        " does not step any more while another steps the same parameters. Quiet for plateau"
-        " schedulers and runs that ended early.",
+        " does not step any more while another steps the same parameters. Quiet for runs that ended"
+        " early, and for plateau schedulers before the second epoch is over.",
         why="The learning rate stays constant although a schedule was asked for.",
         example="scheduler = CosineAnnealingLR(optimizer, 40)\n"
         "optimizer = SGD(model.parameters(), lr=0.02)  # another object",
@@ -70,8 +71,10 @@ class LrNeverChanges(Rule):
             if optimizer is None or state.inner:
                 continue
             updates = optimizer.steps - state.optimizer_steps_at_creation
-            if state.steps == 0 and updates >= LEAST_UPDATES and self.completed:
-                if "Plateau" not in state.kind:
+            epochs = max((loader.ends for loader in self.trace.loaders if loader.steps), default=0)
+            enough = epochs >= LEAST_EPOCHS and updates >= LEAST_STEPS
+            if state.steps == 0 and self.completed and (enough or updates >= LEAST_UPDATES):
+                if enough or "Plateau" not in state.kind:
                     yield self.report(
                         f"{state} was never stepped in {updates} updates of its optimizer.",
                         state.site,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from surefoot.core.finding import Certainty, Finding
@@ -32,6 +33,12 @@ class OptimizerNeverStepped(Rule):
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace)
         self.completed = False
+        self.zeroed: Counter[int] = Counter()
+
+    def on_zero_grad(self, event: ev.ZeroGrad) -> None:
+        for optimizer in self.trace.optimizers:
+            if event.parameters is optimizer.parameters:
+                self.zeroed[optimizer.key] += 1
 
     def on_run_ended(self, event: ev.RunEnded) -> None:
         self.completed = event.outcome == "completed"
@@ -46,8 +53,9 @@ class OptimizerNeverStepped(Rule):
             if any(state.key in stepped for state in optimizer.parameters):
                 continue
             fed = max((state.backwards for state in optimizer.parameters), default=0)
-            # Nobody stepped at all: a script that only measures gradients.
-            if fed < LEAST or (not stepped and not self.trace.schedulers and fed < 5 * LEAST):
+            # Nobody stepped, and nobody prepared to: a script that only measures gradients.
+            prepared = bool(self.trace.schedulers) or self.zeroed[optimizer.key] >= LEAST
+            if fed < LEAST or (not stepped and not prepared and fed < 5 * LEAST):
                 continue
             yield self.report(
                 f"{optimizer} never stepped, although its parameters got gradients from {fed}"

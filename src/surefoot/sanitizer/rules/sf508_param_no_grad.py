@@ -28,7 +28,8 @@ class ParamNoGrad(Rule):
         certainty=Certainty.PROOF,
         title="Parameters in the optimizer never get a gradient.",
         observes="Parameters of a stepping optimizer that ask for a gradient, whose module is"
-        " called in training, and whose .grad stays None. A hint where the module is never called"
+        " called in training, and whose .grad stays None; also where no parameter of it ever gets"
+        " one, as without a backward(). A hint where the module is never called"
         " (unused heads, idle experts) or was only reached outside its forward.",
         why="Something cuts the graph between them and the loss: detach(), .data, no_grad, or a"
         " Python number made of a tensor. They are never trained.",
@@ -71,9 +72,9 @@ class ParamNoGrad(Rule):
 
     def findings(self) -> Iterable[Finding]:
         for optimizer in self.trace.optimizers:
-            fed = any(state.backwards for state in optimizer.parameters)
-            if optimizer.steps < LEAST or optimizer.closure_steps or not fed:
+            if optimizer.steps < LEAST or optimizer.closure_steps:
                 continue
+            fed = any(state.backwards for state in optimizer.parameters)
             asking = self.asking.get(optimizer.key, {})
             without = [
                 s
@@ -84,7 +85,8 @@ class ParamNoGrad(Rule):
             idle = [s for s in without if not asking[s.key]]
             if called:
                 yield self._finding(optimizer, called, Certainty.PROOF)
-            if idle:
+            # Nothing fed at all: a loop that only draws a schedule steps so on purpose.
+            if idle and fed:
                 yield self._finding(optimizer, idle, Certainty.HEURISTIC)
 
     def _without_gradient(self, state: ParameterState) -> bool:
