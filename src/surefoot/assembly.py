@@ -256,9 +256,12 @@ def assemble(
 def evaluated_weights(model: nn.Module, trainable: Trainable, use_ema: bool) -> Iterator[None]:
     """Inside, the model holds the weights to evaluate; nothing stays gathered afterwards."""
     average = trainable.average if use_ema else NoAverage()
-    with average.swapped(model):
-        yield
-    trainable.cut()
+    try:
+        with average.swapped(model):
+            yield
+    finally:
+        # Also where the evaluation was left: what is saved then is what is trained.
+        trainable.cut()
 
 
 def seed_rank(seed: int, place: Place) -> None:

@@ -197,11 +197,11 @@ class FolderRun:
         """
         self.spending.asked = stop
         self.spending.check()
-        self._leave_when(self._cut(stop))
+        self._leave_when(self._checking(stop.cut_wait), self._checking(stop.cut_evaluation))
         self._began = self._clock()
         try:
             # In this order: while others may ask for stacks, somebody writes them down.
-            with self.watch, attached(self._lent()):
+            with self.watch, attached(self._lent(stop)):
                 outcome = self._loop(stop).run()
         except BaseException as error:
             self._record_failure(error)
@@ -252,15 +252,8 @@ class FolderRun:
         pieces = pieces_of(snapshot.tensors)
         still_owner = self.folder.lease.still_owner
         values = snapshot.values
-        draft = Draft(
-            step,
-            pieces,
-            values,
-            about,
-            still_owner=still_owner,
-            trouble=trouble,
-            free_bytes=free,
-        )
+        draft = Draft(step, pieces, values, about)
+        draft = replace(draft, still_owner=still_owner, trouble=trouble, free_bytes=free)
         return self.saver.save(draft, kind)
 
     def _roll_back(self, roll_back: RollBack) -> None:
@@ -331,22 +324,31 @@ class FolderRun:
                     trainable.state.progress.window + 1,
                     trainable.log.guard.spikes.is_left_out,
                 )
-            yield from windows
+            try:
+                yield from windows
+            except CutShort:
+                # The others wait for the window that this rank will not have.
+                if trainable.host_sums is not None:
+                    trainable.host_sums.leave()
+                raise
 
-    def _cut(self, stop: StopOnSignal) -> Cut:
-        def cut() -> bool:
+    def _checking(self, cut: Cut) -> Cut:
+        def checked() -> bool:
             self.spending.check()
-            return stop.cut()
+            return cut()
 
-        return cut
+        return checked
 
-    def _leave_when(self, cut: Cut) -> None:
-        """An evaluation or a wait for data is left where `cut()` says so."""
+    def _leave_when(self, cut_wait: Cut, cut_evaluation: Cut) -> None:
+        """An evaluation or a wait for data is left where these say so."""
         assembly = self.assembly
-        for loader in (assembly.loader, *assembly.eval_loaders.values()):
-            loader.leave_when(cut)
+        assembly.loader.leave_when(cut_wait)
+        if assembly.place.ranks.size == 1:
+            # Several ranks leave an evaluation between two batches, together.
+            for loader in assembly.eval_loaders.values():
+                loader.leave_when(cut_wait)
         sets = {
-            name: left_when(cut, opened, self.watch.beat)
+            name: left_when(cut_evaluation, opened, self.watch.beat)
             for name, opened in assembly.evaluator.sets.items()
         }
         self.assembly = replace(assembly, evaluator=replace(assembly.evaluator, sets=sets))
@@ -425,7 +427,7 @@ class FolderRun:
             # Such as a full disk: the first error is the one to be told.
             error.add_note(f"and this could not be written down: {second}")
 
-    def _lent(self) -> Attachment:
+    def _lent(self, stop: StopOnSignal) -> Attachment:
         """What is done where another rank is lost, and the main thread may wait for ever."""
 
         def record(error: RankError) -> None:
@@ -433,7 +435,8 @@ class FolderRun:
                 step = self.assembly.trainable.state.progress.step
                 self.observers.on_event(failure_event(error, step))
 
-        return Attachment(self.watch.dump, record, lambda: self.watch.doing)
+        doing, asked = (lambda: self.watch.doing), (lambda: stop.reason is not None)
+        return Attachment(self.watch.dump, record, doing, asked)
 
     def _result(self, outcome: Outcome) -> RunResult:
         return RunResult(

@@ -29,6 +29,7 @@ from surefoot.observe.run_folder import (
     RunFolder,
 )
 from surefoot.parallel.health import Pace, RankHealth
+from surefoot.parallel.lookout import asked_elsewhere
 from surefoot.parallel.ranks import Ranks, any_of, from_first
 
 MOST_NAMED = 5
@@ -114,6 +115,8 @@ def agreement(assembly: Assembly) -> Agreement:
     return Agreement(
         each_update=host_sums.asked_to_stop,
         now=lambda asked: any_of(ranks, "stop", asked),
+        each_batch=host_sums.any_of,
+        elsewhere=asked_elsewhere,
         alone=False,
     )
 

@@ -35,10 +35,10 @@ def test_the_first_signal_asks_and_the_second_ends(
     monkeypatch.setattr(interrupt, "ECHO_SECONDS", 0.05)
     before = signal.getsignal(number)
     with StopOnSignal() as stop:
-        assert stop.after_update() is None and not stop.cut()
+        assert stop.after_update() is None and not stop.cut_wait()
         os.kill(os.getpid(), number)
         assert stop.reason == f"stopped by {number.name}" == stop.at_boundary()
-        assert stop.cut()
+        assert stop.cut_wait() and stop.cut_evaluation()
         pause(0.1)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
@@ -93,12 +93,35 @@ def test_nothing_is_left_where_other_ranks_would_wait_and_all_ranks_decide() -> 
         asked.append(flag)
         return True
 
-    stop = StopOnSignal(Agreement(another_rank_says_yes, lambda flag: flag, alone=False))
+    stop = StopOnSignal(
+        Agreement(another_rank_says_yes, lambda flag: flag, lambda flag: False, alone=False)
+    )
     assert stop.after_update() == "another rank was asked to stop" and asked == [False]
     assert stop.at_boundary() is None
     with stop, stop.cutting():
         os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.reason is not None and not stop.cut()
+        assert stop.reason is not None and stop.cut_wait()
+        assert not stop.cut_evaluation(), "all ranks leave it, or none"
+    elsewhere: list[bool] = []
+    stop = StopOnSignal(Agreement(elsewhere=lambda: bool(elsewhere), alone=False))
+    assert not stop.cut_wait()
+    elsewhere.append(True)
+    assert stop.cut_wait()
+
+
+def test_a_rank_hears_its_scheduler_and_its_launcher_as_one_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(interrupt, "ECHO_SECONDS", 0.05)
+    monkeypatch.setattr(interrupt, "LAUNCHED_ECHO_SECONDS", 0.4)
+    with StopOnSignal(Agreement(alone=False)) as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        pause(0.2)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.reason is not None
+        pause(0.3)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

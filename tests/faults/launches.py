@@ -100,7 +100,7 @@ def draw_loss(moments: random.Random, num_ranks: int, act: str, number: int = 0)
 class ForkedRank:
     """What the agent needs of a `subprocess.Popen`, for a rank that is forked."""
 
-    fault: ClassVar[Fault | None] = None
+    faults: ClassVar[tuple[Fault, ...]] = ()
     pids: ClassVar[Path]
     """Where the process ids of all ranks are kept: each leads a session of its own."""
     fired: ClassVar[Path]
@@ -116,7 +116,7 @@ class ForkedRank:
         if self.pid == 0:
             code = 1
             try:
-                code = _be_rank(list(args[3:]), env, self.fault)
+                code = _be_rank(list(args[3:]), env, self.faults)
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -141,7 +141,7 @@ class ForkedRank:
         return code
 
 
-def _be_rank(arguments: list[str], env: Mapping[str, str], fault: Fault | None) -> int:
+def _be_rank(arguments: list[str], env: Mapping[str, str], faults: tuple[Fault, ...]) -> int:
     # What a new interpreter would not have from its parent.
     os.setsid()
     signal.set_wakeup_fd(-1)
@@ -153,8 +153,9 @@ def _be_rank(arguments: list[str], env: Mapping[str, str], fault: Fault | None) 
     os.environ.update(env)
     atexit._clear()
     interrupt.stopped_before_begin = LISTENS
-    if fault is not None and os.environ["RANK"] == str(fault.rank):
-        _arm(fault)
+    for fault in faults:
+        if os.environ["RANK"] == str(fault.rank):
+            _arm(fault)
     code = command.run(arguments)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -222,7 +223,7 @@ def ranks_of(launcher: int) -> dict[int, int]:
     return dict(enumerate(sorted(process.pid for process in children)))
 
 
-def launch(arguments: list[str], fault: Fault | None, output: str) -> None:
+def launch(arguments: list[str], faults: tuple[Fault, ...], output: str) -> None:
     """Body of a process: the command with its launcher."""
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
@@ -230,24 +231,48 @@ def launch(arguments: list[str], fault: Fault | None, output: str) -> None:
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
     subprocess_handler.Popen = ForkedRank  # type: ignore[misc]
-    ForkedRank.fault = fault
+    ForkedRank.faults = faults
     ForkedRank.pids = Path(output).with_suffix(".pids")
     ForkedRank.fired = Path(output).with_suffix(".fired")
-    if fault is not None and fault.moment == "clock":
-        timer = threading.Timer(fault.amount, send, (fault, os.getpid()))
-        timer.daemon = True
-        _start_when_the_command_listens(timer)
+    timers = [
+        threading.Timer(fault.amount, send, (fault, os.getpid()))
+        for fault in faults
+        if fault.moment == "clock"
+    ]
+    _start_when_the_command_listens(timers)
     raise SystemExit(command.run(arguments))
 
 
-def _start_when_the_command_listens(timer: threading.Timer) -> None:
+def _start_when_the_command_listens(timers: list[threading.Timer]) -> None:
     @contextmanager
     def begun() -> Iterator[None]:
         with LISTENS():
-            timer.start()
+            for timer in timers:
+                timer.daemon = True
+                timer.start()
             yield
 
     interrupt.stopped_before_begin = begun
+
+
+class Slow(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """To a worker, its seventh sample comes only once a file is gone; SIGTERM comes at once, to who
+    stands in the file."""
+
+    def __init__(self, file: str) -> None:
+        self.file = Path(file)
+        self.rank = os.getpid()
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if index == 7 and self.file.exists() and os.getpid() != self.rank:
+            send(Fault("sample", 1, self.file.read_text()), psutil.Process(self.rank).ppid())
+            while self.file.exists():
+                time.sleep(0.1)
+        inputs = torch.randn(3, generator=torch.Generator().manual_seed(index))
+        return inputs, inputs.sum().reshape(1)
 
 
 @dataclass
@@ -263,14 +288,18 @@ class Launch:
 
 
 def train(
-    arguments: list[str], output: Path, fault: Fault | None = None, num_ranks: int = 2
+    arguments: list[str],
+    output: Path,
+    fault: Fault | tuple[Fault, ...] | None = None,
+    num_ranks: int = 2,
 ) -> Launch:
     """`surefoot train --nproc N` with these arguments."""
     fired = output.with_suffix(".fired")
     fired.unlink(missing_ok=True)
     began = time.monotonic()
     told = ["train", *arguments, "--nproc", str(num_ranks)]
-    with children.child(launch, told, fault, str(output)) as process:
+    faults = fault if isinstance(fault, tuple) else () if fault is None else (fault,)
+    with children.child(launch, told, faults, str(output)) as process:
         process.join(STARTED_NEVER)
         assert process.exitcode is not None, f"hangs: {arguments} {fault}\n{output.read_text()}"
         ended = time.monotonic()

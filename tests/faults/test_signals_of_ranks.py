@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from faults.launches import draw_stop, train
+from faults.launches import ALL, LAUNCHER, Fault, draw_stop, train
 from faults.test_signals import newest_hash, newest_step, only_run
 from faults.trials import rows, write_recipe
 from surefoot.core.errors import EXIT_DONE, EXIT_STOPPED
@@ -58,3 +59,78 @@ def test_two_ranks_told_to_stop_at_a_random_moment(
         assert newest_hash(run) == expected_hash, what
         output.write_text("")
     print(f"two ranks: stopped {stops}")
+
+
+WAITS = """
+name: waits
+model: {kind: mlp, in_features: 3, hidden: [8], out_features: 1}
+data:
+  {kind: custom, target: "faults.launches:Slow", arguments: {file: FILE}, validation_fraction: 0}
+task: {kind: regression}
+schedule: {kind: constant}
+train: {horizon: 12 steps, micro_batch: 3, accumulation: 2}
+loader: {workers: 1}
+evaluate: {every: never}
+checkpoint: {every: 4 steps}
+log: {console: "off"}
+"""
+
+
+@pytest.mark.faults_full
+@pytest.mark.parametrize("target", [LAUNCHER, ALL, "0", "1"])
+def test_ranks_leave_a_wait_for_data_together(
+    target: str, tmp_path: Path, num_trials: Callable[[int, int], int]
+) -> None:
+    if target != "1" and num_trials(0, 1) == 0:
+        pytest.skip("tried by `make faults`")
+    file, output = tmp_path / "file", tmp_path / "output.txt"
+    recipe = tmp_path / "waits.yaml"
+    recipe.write_text(WAITS.replace("FILE", str(file)))
+    assert train([str(recipe), "--runs", str(tmp_path / "whole")], output).code == EXIT_DONE
+    whole = only_run(tmp_path / "whole")
+    assert whole is not None
+    file.write_text(target)
+    # One rank waits for the sample, the other one for that rank.
+    stopped = train([str(recipe), "--runs", str(tmp_path / "cut")], output)
+    assert stopped.code == EXIT_STOPPED and not stopped.left, output.read_text()
+    run = only_run(tmp_path / "cut")
+    assert run is not None and len(rows(run)) == newest_step(run) < 4
+    file.unlink()
+    assert train(["--resume", str(run)], output).code == EXIT_DONE
+    assert rows(run) == rows(whole) and newest_hash(run) == newest_hash(whole)
+
+
+def test_ranks_leave_an_evaluation_together_and_the_resume_does_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    recipe, output = str(write_recipe(tmp_path, "mlp")), tmp_path / "output.txt"
+    short = [recipe, "--set", "train.horizon=6 steps", "--set", "evaluate.micro_batch=4"]
+    assert train([*short, "--runs", str(tmp_path / "whole")], output).code == EXIT_DONE
+    whole = only_run(tmp_path / "whole")
+    assert whole is not None
+    fault = Fault("evaluation", 2, target="1", rank=1)
+    stopped = train([*short, "--runs", str(tmp_path / "cut")], output, fault)
+    assert stopped.code == EXIT_STOPPED, output.read_text()
+    run = only_run(tmp_path / "cut")
+    assert run is not None and [row["row"] for row in rows(run)] == ["step"] * 5
+    assert train(["--resume", str(run)], output).code == EXIT_DONE
+    assert rows(run) == rows(whole) and newest_hash(run) == newest_hash(whole)
+
+
+@pytest.mark.faults_full
+def test_a_launcher_that_is_told_twice_ends_a_rank_that_cannot_hear(
+    tmp_path: Path, num_trials: Callable[[int, int], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if num_trials(0, 1) == 0:
+        pytest.skip("tried by `make faults`")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    recipe, output = str(write_recipe(tmp_path, "mlp")), tmp_path / "output.txt"
+    stuck = Fault("update", 5, rank=1, act="hold")
+    told = Fault("update", 5, LAUNCHER, signal.SIGINT, rank=0, again_after=1.0)
+    ended = train([recipe, "--runs", str(tmp_path / "runs")], output, (stuck, told))
+    assert ended.code == 128 + signal.SIGINT and not ended.left, output.read_text()
+    run = only_run(tmp_path / "runs")
+    assert run is not None and newest_step(run) == 4
+    resumed = train(["--resume", str(run)], output)
+    assert resumed.code == EXIT_DONE and len(rows(run)) > 24

@@ -20,11 +20,14 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from surefoot.core.errors import StopRequested
-from surefoot.core.interruption import CutShort
+from surefoot.core.interruption import CutShort, never
 
 ASKING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 ECHO_SECONDS = 0.5
-"""A launcher and its terminal may both pass one request on: so soon after, it is the same one."""
+"""A terminal and a wrapper may both pass one request on: so soon after, it is the same one."""
+LAUNCHED_ECHO_SECONDS = 3.0
+"""The same for a rank: a scheduler tells it, and its launcher, which tells it too. A launcher that
+is told twice ends its ranks, whatever they took the second request for."""
 LEAVE_SECONDS = 5.0
 """A process that is told a second time and has not left after this is ended from beside."""
 SIGNALLED_EXIT = 128
@@ -43,6 +46,10 @@ class Agreement:
     the device: let the flag travel with numbers that are summed over the ranks anyway."""
     now: Callable[[bool], bool] = _as_asked
     """The same where all ranks stand at one place outside of an update, and may wait."""
+    each_batch: Callable[[bool], bool] = _as_asked
+    """The same between two batches of an evaluation, on every rank."""
+    elsewhere: Callable[[], bool] = never
+    """Whether another rank was asked, as far as is known here. May be late, and never waits."""
     alone: bool = True
     """Whether this rank may leave work that the others do not see it leave."""
 
@@ -75,9 +82,13 @@ class StopOnSignal:
         """Why all ranks stop where they stand, or None."""
         return self._agreed(self.agreement.now)
 
-    def cut(self) -> bool:
-        """Whether work that can be done again shall be left: an evaluation, a wait for data."""
-        return self.agreement.alone and self.reason is not None
+    def cut_wait(self) -> bool:
+        """Whether a wait for data shall be left; the other ranks are told where they meet."""
+        return self.reason is not None or self.agreement.elsewhere()
+
+    def cut_evaluation(self) -> bool:
+        """Whether all ranks leave an evaluation, between two batches."""
+        return self.agreement.each_batch(self.reason is not None)
 
     @contextmanager
     def cutting(self) -> Iterator[None]:
@@ -103,7 +114,7 @@ class StopOnSignal:
         if threading.current_thread() is threading.main_thread():
             for number in ASKING_SIGNALS:
                 self._previous[number] = signal.signal(number, self._on_signal)
-            self._watch = _SecondSignal()
+            self._watch = _SecondSignal(self._echo_seconds)
         return self
 
     def __exit__(
@@ -119,6 +130,9 @@ class StopOnSignal:
             signal.signal(number, handler)
         self._previous.clear()
 
+    def _echo_seconds(self) -> float:
+        return ECHO_SECONDS if self.agreement.alone else LAUNCHED_ECHO_SECONDS
+
     def _agreed(self, agree: Callable[[bool], bool]) -> str | None:
         if not agree(self.reason is not None):
             return None
@@ -128,7 +142,7 @@ class StopOnSignal:
         now = time.monotonic()
         if self._first is None:
             self._first = now
-        elif now - self._first > ECHO_SECONDS:
+        elif now - self._first > self._echo_seconds():
             raise KeyboardInterrupt
         self.ask(f"stopped by {signal.Signals(number).name}")
         if self._cutting:
@@ -141,7 +155,8 @@ class _SecondSignal:
     Python writes the number of each signal into a socket at once; a thread reads it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, echo_seconds: Callable[[], float]) -> None:
+        self._echo_seconds = echo_seconds
         self._ours, theirs = socket.socketpair()
         theirs.setblocking(False)
         self._theirs = theirs
@@ -170,7 +185,7 @@ class _SecondSignal:
             if not asking:
                 continue
             first = first or now
-            if now - first > ECHO_SECONDS and not self._left.wait(LEAVE_SECONDS):
+            if now - first > self._echo_seconds() and not self._left.wait(LEAVE_SECONDS):
                 os._exit(SIGNALLED_EXIT + asking[-1])
 
 

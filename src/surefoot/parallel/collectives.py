@@ -12,14 +12,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from surefoot.core.interruption import CutShort
 from surefoot.parallel.mesh import Mesh
+
+MOST_TERMS = 64
+"""Weights of a window."""
 
 
 class HostSums:
     """Sums the weights of a window over the data-parallel ranks, once a window.
 
     The clock of rank 0 and the question whether any rank was asked to stop travel along, so that
-    all ranks have one clock and stop after the same update.
+    all ranks have one clock and stop after the same update. So does the word of a rank that leaves
+    before it has data: nothing of a window has been computed when the ranks meet here.
 
     Args:
         mesh: ranks that have the same data speak once.
@@ -31,17 +36,39 @@ class HostSums:
         self._seconds = 0.0
         self._asked = False
         self._any_asked = False
+        self._sums: list[float] = []
 
     def __call__(self, weights: Mapping[str, float]) -> dict[str, float]:
-        """The sums of `weights`; every rank calls it once for each window."""
+        """The sums of `weights`; every rank calls it once for each window.
+
+        Raises:
+            CutShort: a rank has left; so does this one.
+        """
         own = [float(weight) if self._mesh.leads else 0.0 for weight in weights.values()]
-        first = self._mesh.rank == 0
-        clock = time.monotonic() - self._began if first else 0.0
-        message = torch.tensor([*own, clock, float(self._asked)], dtype=torch.float64)
+        if self._meet(own, leaves=False):
+            raise CutShort
+        return dict(zip(weights, self._sums, strict=False))
+
+    def leave(self) -> None:
+        """Comes to the meeting of a window that this rank will not have."""
+        self._meet([], leaves=True)
+
+    def any_of(self, flag: bool) -> bool:
+        """Whether any rank says yes; every rank calls it at the same point. Waits for no device."""
+        message = torch.tensor([float(flag)])
+        dist.all_reduce(message, op=dist.ReduceOp.MAX, group=self._mesh.host_group)
+        return bool(message.item())
+
+    def _meet(self, own: Sequence[float], *, leaves: bool) -> bool:
+        clock = time.monotonic() - self._began if self._mesh.rank == 0 else 0.0
+        # Of one length on all ranks: one that leaves does not know how many terms there are.
+        padding = [0.0] * (MOST_TERMS - len(own))
+        words = [clock, float(self._asked), float(leaves)]
+        message = torch.tensor([*own, *padding, *words], dtype=torch.float64)
         dist.all_reduce(message, op=dist.ReduceOp.SUM, group=self._mesh.host_group)
-        *sums, self._seconds, asked = message.tolist()
+        *self._sums, self._seconds, asked, left = message.tolist()
         self._any_asked = asked > 0
-        return dict(zip(weights, sums, strict=True))
+        return bool(left > 0)
 
     def clock(self) -> float:
         """Seconds on the clock of rank 0 when the ranks last met: the same on all."""

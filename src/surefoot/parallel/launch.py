@@ -45,6 +45,8 @@ ENDING_SECONDS = 5.0
 """How long the other ranks may take to leave after the first failure; torch would wait for 30."""
 HANG_ENDING_SECONDS = 2.0
 """The same where one of them hangs: they have been leaving before."""
+ECHO_SECONDS = 0.5
+"""Signals that come so soon after the first one are the same request."""
 TICK_SECONDS = 0.1
 
 
@@ -126,6 +128,10 @@ class _Launch:
         self._result: RunResult | None = None
         self._error: BaseException | None = None
         self._asked: list[int] = []
+        """Signals that the ranks have not heard yet."""
+        self._first_asked: float | None = None
+        self._second: tuple[int, float] | None = None
+        """The signal that asked again, and when."""
         self._store: dist.Store | None = None
         self._silence = Silence()
         self._hangs_since: float | None = None
@@ -155,6 +161,10 @@ class _Launch:
         return [worker.id for worker in workers if isinstance(worker.id, int)]
 
     def _pass_on(self, number: int) -> None:
+        now = time.monotonic()
+        self._first_asked = self._first_asked or now
+        if now - self._first_asked > ECHO_SECONDS and self._second is None:
+            self._second = number, now
         self._asked.append(number)
         self._deliver()
 
@@ -186,7 +196,10 @@ class _Launch:
             hangs = said is not None and said.how is How.HANGS
             if hangs or now - looks_since > ENDING_SECONDS:
                 return True
-        return self._hangs_since is not None and now - self._hangs_since > ENDING_SECONDS
+        told_again = self._second[1] if self._second is not None else None
+        return any(
+            since and now - since > ENDING_SECONDS for since in (self._hangs_since, told_again)
+        )
 
     def _said(self) -> Failure | None:
         with suppress(dist.DistError, RuntimeError):
@@ -231,6 +244,9 @@ class _Launch:
         code = codes[rank]
         if code >= 0:
             return Launched(code, rank, failure=said)
+        if self._second is not None and -code == signal.SIGKILL:
+            # By us: they did not leave though they were told twice.
+            return Launched(SHELL_CODE_OF_SIGNAL + self._second[0], rank)
         return Launched(SHELL_CODE_OF_SIGNAL - code, rank, signal.Signals(-code), said)
 
 

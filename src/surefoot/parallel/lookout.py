@@ -83,6 +83,8 @@ class Attachment:
     record: Callable[[RankError], None]
     """Writes down what ended the run, where the main thread cannot."""
     doing: Callable[[], str]
+    asked: Callable[[], bool]
+    """Whether this rank has been asked to stop."""
 
 
 def sign_key(rank: int) -> str:
@@ -169,6 +171,9 @@ class Lookout:
         self._deadline = deadline_seconds
         self._tell, self._end = tell, end or _end_process
         self._attachment: Attachment | None = None
+        self._attachments = 0
+        self.any_asked = False
+        """Whether a rank of the training has been asked to stop, as was heard last."""
         self._sign = Sign.here()
         self._near: dict[int, Sign] | None = None
         """The other ranks on this machine, once each has given a sign."""
@@ -232,6 +237,8 @@ class Lookout:
     def attached(self, attachment: Attachment) -> Iterator[None]:
         """A training, which a loss ends together with its process."""
         self._away.clear()
+        self._attachments += 1
+        self.any_asked = False
         self._attachment = attachment
         try:
             yield
@@ -264,10 +271,19 @@ class Lookout:
             self._sign, calls=calls, doing=doing, listens=self._attachment is not None
         )
         self._show()
+        self._pass_on_what_is_asked()
         self.failure = first_failure(self._store)
         for found in self._look_around(seconds):
             if self.failure is None:
                 self.failure = self.accuse(self._store, found)
+
+    def _pass_on_what_is_asked(self) -> None:
+        attachment, key = self._attachment, f"asked/{self._attachments}"
+        if attachment is None or self.any_asked:
+            return
+        if attachment.asked():
+            self._store.set(key, "")
+        self.any_asked = self._store.check([key])
 
     def _look_around(self, seconds: float) -> Iterator[Failure]:
         near = self._near_ranks()
@@ -384,6 +400,11 @@ def end() -> None:
     if _current is not None:
         _current.stop()
         _current = None
+
+
+def asked_elsewhere() -> bool:
+    """Whether any rank has been asked to stop, as this one knows."""
+    return _current is not None and _current.any_asked
 
 
 @contextmanager
