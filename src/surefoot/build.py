@@ -93,7 +93,7 @@ def run_recipe(
         told = Resumption(before.recipe.settings, tuple(changes), tuple(accept_changes))
     try:
         result = train_in_folder(folder, recipe.name, resolved, prepared, assembly, told)
-        if result.status == "finished" and assembly.place.speaks:
+        if result.status == "finished" and assembly.place.speaks and assembly.place.has_whole_model:
             for line in finish_with_samples(result, prepared, folder.path / "artifacts"):
                 if console is not None:
                     console.print(line, markup=False, highlight=False)

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from surefoot.core.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEST, EXIT_STOPPED
+from surefoot.core.errors import EXIT_DONE, EXIT_FAILED, EXIT_FOUND, EXIT_REQUEST, EXIT_STOPPED
 from surefoot.observe.events import read_events
 from surefoot.observe.metrics_log import read_rows
 
@@ -154,6 +154,25 @@ def wait_for_rows(folder: Path, count: int) -> None:
             return
         time.sleep(0.05)
     raise AssertionError("no update was logged")
+
+
+@pytest.mark.ranks_full
+def test_a_sharded_run_has_its_page_and_keeps_to_its_budget(here: Path) -> None:
+    write_recipe(here, seconds=0.05)
+    sections = {
+        "parallel.shard": "2",
+        "train.horizon": "10_000_000 steps",
+        "contract.kind": "research",
+        "contract.task": "sum",
+        "contract.budget.device_hours": "0.002",
+    }
+    sets = [word for name, value in sections.items() for word in ("--set", f"{name}={value}")]
+    done = run(here, *command("--nproc", "2", *sets))
+    assert done.returncode == EXIT_FOUND, done.stderr
+    (folder,) = (here / "runs").iterdir()
+    assert "budget" in done.stdout and "None" not in done.stdout
+    assert (folder / "report.html").stat().st_size > 1000
+    assert any((folder / "checkpoints").glob("step-*"))
 
 
 @pytest.mark.ranks_full

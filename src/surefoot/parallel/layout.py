@@ -66,8 +66,13 @@ class Place:
 
     @property
     def speaks(self) -> bool:
-        """Whether this rank has the whole model and speaks for all: rank 0 of plain replicas."""
-        return self.ranks.rank == 0 and self.sizes.used() in ((), ("replicate",))
+        """Whether this rank owns the run folder, and speaks for all."""
+        return self.ranks.rank == 0
+
+    @property
+    def has_whole_model(self) -> bool:
+        """Whether a rank can call the model by itself: alone, or where all are plain replicas."""
+        return self.sizes.used() in ((), ("replicate",))
 
     @property
     def data_rank(self) -> int:
