@@ -13,6 +13,7 @@ SHORTEST = 8
 """A curve with fewer rows has no shape."""
 FLAT = 0.045
 """A loss that came down by less than this share of its start has not moved."""
+HALF = ("fp16", "float16", "half", "16-mixed", "16")
 
 
 class Signals:
@@ -57,7 +58,8 @@ class Signals:
             return float("nan")
         series, start = self.loss.series, self.loss.start
         first = float(series.values[0])
-        jumped = self.begins_at_start and abs(first - start) > 0.2 * abs(first)
+        apart = max(0.2 * abs(first), 2 * self.loss.noise)
+        jumped = self.begins_at_start and abs(first - start) > apart
         return first if jumped else start
 
     @property
@@ -75,20 +77,69 @@ class Signals:
         """Whether the loss has, for most of the run, stayed at the level of its start."""
         if not self.has_shape:
             return False
-        return abs(self.relative_drop) < FLAT and self.loss.lowest > self.initial - max(
-            2 * FLAT * abs(self.initial), 3 * self.loss.noise
-        )
+        return abs(self.relative_drop) < FLAT and self._never_left
+
+    @cached_property
+    def is_flat_but_for_noise(self) -> bool:
+        """`is_flat`, or as flat as can be told: the level of the first rows is known no better than
+        their noise allows, and from there on the loss stands still."""
+        if not self.has_shape or not self._never_left:
+            return False
+        unsure = 1.25 * self.loss.noise / max(3, len(self.loss) // 50) ** 0.5
+        later = abs(self.loss.level(0.05, 0.3) - self.loss.end)
+        stands = later < max(FLAT * abs(self.initial), 3 * self.loss.standard_error())
+        return self.is_flat or (abs(self.initial - self.loss.end) < 2.5 * unsure and stands)
+
+    @property
+    def _never_left(self) -> bool:
+        margin = max(2 * FLAT * abs(self.initial), 3 * self.loss.noise)
+        return self.loss.lowest > self.initial - margin
+
+    @cached_property
+    def progress_per_rate(self) -> tuple[float, float]:
+        """How far the loss fell over two parts of the run in which the rates sum up to the same.
+
+        The first twentieth is left out: some of it is the end of random weights.
+        """
+        loss, rate = self.loss, self.rate
+        begin = len(loss) // 20
+        middle = (begin + len(loss)) // 2
+        if len(rate) == len(loss):
+            total = np.cumsum(rate.values)
+            middle = int(np.searchsorted(total, (total[begin] + total[-1]) / 2))
+        places = (begin, min(middle, len(loss) - 1), len(loss) - 1)
+        at = [float(loss.smooth[place]) for place in places]
+        return at[0] - at[1], at[1] - at[2]
 
     # -- what is not finite --------------------------------------------------------------------
 
     @cached_property
+    def overflow_rows(self) -> frozenset[int]:
+        """Rows whose gradients overflowed under a loss scale, while the loss was finite: the scaler
+        skips such an update and lowers the scale, which is how fp16 works."""
+        scaled: set[int] = set()
+        scale = self.recording["loss_scale"].finite
+        if not (scale.values == 1.0).all():
+            scaled.update(scale.rows.tolist())
+        if self.is_half:
+            applied = self.recording["applied"]
+            scaled.update(applied.rows[applied.values == 0.0].tolist())
+        return frozenset((_not_finite(self.recording["grad_norm"]) & scaled) - self._broken_loss)
+
+    @cached_property
+    def _broken_loss(self) -> set[int]:
+        return _not_finite(self.recording["loss"])
+
+    @property
+    def is_half(self) -> bool:
+        """Whether the run is known to compute in fp16."""
+        return str(self.recording.facts.get("precision", "")).lower() in HALF
+
+    @cached_property
     def broken_rows(self) -> frozenset[int]:
-        """Rows whose loss or gradient norm is not finite."""
-        rows: set[int] = set()
-        for name in ("loss", "grad_norm"):
-            series = self.recording[name]
-            rows.update(series.rows[~np.isfinite(series.values)].tolist())
-        return frozenset(rows)
+        """Rows whose loss or gradient norm is not finite, overflows that a scaler met left out."""
+        broken = self._broken_loss | _not_finite(self.recording["grad_norm"])
+        return frozenset(broken - self.overflow_rows)
 
     @cached_property
     def broke_at(self) -> int | None:
@@ -203,6 +254,23 @@ class Signals:
         level = max(abs(float(np.median(self.loss.values))), 1e-30)
         return float(np.median(values)) * scale < 1e-3 * level
 
+    # -- what a guess would score ---------------------------------------------------------------
+
+    @cached_property
+    def num_classes(self) -> int | None:
+        known = self.recording.facts.get("num_classes")
+        return known if isinstance(known, int) and known > 1 else None
+
+    @cached_property
+    def accuracy(self) -> float | None:
+        """The last accuracy of the validation set, from 0 to 1."""
+        for name, series in self.recording.evaluations.items():
+            its_own = name.startswith(f"{self.validation_name}/")
+            if its_own and "acc" in name and len(series.finite):
+                value = float(series.finite.values[-1])
+                return value / 100 if value > 1 else value
+        return None
+
     # -- evaluations ---------------------------------------------------------------------------
 
     @cached_property
@@ -234,6 +302,10 @@ class Signals:
             return np.empty(0)
         whole = np.floor(epochs)
         return np.flatnonzero(np.diff(whole, prepend=whole[:1] - 1) > 0).astype(np.float64)
+
+
+def _not_finite(series: Series) -> set[int]:
+    return set(series.rows[~np.isfinite(series.values)].tolist())
 
 
 def _growth(values: Floats) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
 from surefoot.diagnosis.signals import FLAT, Signals
@@ -14,6 +16,15 @@ STEADY = 0.01
 """Noise over level of a loss that does not bounce."""
 LONG = 0.2
 """Share of the run that the loss stood above its start at least."""
+LOST = 0.5
+"""Share of what had been gained that is lost again at a rate that is kept."""
+AWAY = 0.05
+"""Share of the run, after its first tenth, that a loss stood above its start while the rate was at
+its highest, though it came back later."""
+LITTLE = 0.4
+"""Share of the first loss by which a bouncing one has come down at most."""
+BOUNCE = 0.08
+"""Share of all that was gained by which neighbouring evaluations bend."""
 
 
 class RateTooHigh(Cause):
@@ -26,8 +37,9 @@ class RateTooHigh(Cause):
         certainty=Certainty.STRONG,
         title="The learning rate is too high: the loss diverges, or bounces without a trend.",
         observes="Whether the loss ends, or breaks off, above where it began; how long it stood"
-        " above it; how much it had grown before the first NaN. Quiet where only the first updates"
-        " jump up.",
+        " above it, and at which rate; whether it lost again what it had gained, or wanders far"
+        " above its best; how much it had grown before the first NaN. Quiet where only the first"
+        " updates jump up.",
         why="A step longer than the curvature allows goes uphill: the loss grows until it is"
         " infinite, or bounces from side to side of a valley while the weights grow.",
         fix="Halve the learning rate, or take a tenth of it; then a warm-up, clipping to norm 1.0,"
@@ -78,9 +90,10 @@ class RateTooHigh(Cause):
         if loss.noise < STEADY * abs(loss.end):
             return None
         jumped = float(loss.values.max()) > 1.5 * abs(initial)
-        if rose > margin or (rose > -FLAT * abs(initial) and (grown or jumped)):
+        near = 3 * FLAT if grown and jumped else FLAT
+        if rose > margin or (rose > -near * abs(initial) and (grown or jumped)):
             return Verdict(
-                f"The loss bounces around {loss.end:.4g}, no lower than where it began"
+                f"The loss bounces around {loss.end:.4g}, hardly lower than where it began"
                 f" ({initial:.4g}), with a noise of {loss.noise:.2g} and no trend"
                 + (
                     f"; the weights grew to {signals.weight_growth:.3g} times their norm."
@@ -90,7 +103,55 @@ class RateTooHigh(Cause):
                 weight=0.75 if grown else 0.6,
                 evidence=evidence,
             )
+        return _wanders(signals, evidence)
+
+
+def _wanders(signals: Signals, evidence: dict[str, float | None]) -> Verdict | None:
+    """Bounded wandering at a rate that is kept, or until it has decayed."""
+    loss, initial = signals.loss, signals.initial
+    if signals.rate_is_kept is None or initial <= 0:
         return None
+    tenth = len(loss) // 10
+    away = loss.smooth[tenth:] > 1.15 * initial
+    if away.mean() > AWAY and float(loss.values.max()) > 3 * initial and _at_high_rate(signals):
+        return Verdict(
+            f"The loss stood above its start ({initial:.4g}) for {away.mean():.0%} of the run while"
+            f" the rate was at its highest, {loss.values.max():.4g} at worst, and came back as the"
+            f" rate decayed ({loss.end:.4g}).",
+            weight=0.85,
+            evidence=evidence,
+        )
+    if not signals.rate_is_kept:
+        return None
+    gained, lost = initial - loss.lowest, loss.end - loss.lowest
+    low_at, early = loss.step(loss.lowest_at), loss.lowest_at < 0.7 * len(loss)
+    if early and gained > 0.1 * initial and lost > max(LOST * gained, 4 * loss.standard_error()):
+        return Verdict(
+            f"The loss had come from {initial:.4g} to {loss.lowest:.4g} around step {low_at} and is"
+            f" back at {loss.end:.4g}, while the rate is what it was: one step too long has thrown"
+            " the weights out of what they had learnt.",
+            weight=0.8,
+            evidence=evidence,
+        )
+    jitter = signals.validation_jitter
+    flat = loss.level(0.5, 0.75) - loss.end < 0.35 * (initial - loss.end)
+    if jitter > BOUNCE and flat and FLAT < signals.relative_drop < LITTLE:
+        return Verdict(
+            f"The loss came from {initial:.4g} to {loss.end:.4g} and wanders there; evaluations,"
+            f" the same samples each time, bounce by {jitter:.0%} of all that was gained.",
+            weight=0.76,
+            evidence={**evidence, "validation_jitter": jitter},
+        )
+    return None
+
+
+def _at_high_rate(signals: Signals) -> bool:
+    """Whether the loss was highest where the rate was: the rate there is over half its peak, and
+    the run ended with less."""
+    loss, rate = signals.loss, signals.rate
+    step = loss.step(int(loss.smooth.argmax()))
+    there = float(np.interp(step, rate.series.steps, rate.values))
+    return there > 0.5 * float(rate.values.max()) and signals.rate_is_kept is False
 
 
 def _broken(signals: Signals) -> Verdict | None:

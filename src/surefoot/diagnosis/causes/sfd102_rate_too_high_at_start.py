@@ -8,6 +8,13 @@ from surefoot.diagnosis.signals import Signals
 
 EARLY = 12
 """Rows in which a run without a warm-up breaks, if it breaks."""
+LASTING = 3
+"""First rows that stand above the start at least: weights that were thrown off are not back at
+once, one hard batch is."""
+FAR = 2.0
+"""Times the first loss by which a single row stands above it, so that no hard batch explains it."""
+RECOVERED = 0.2
+"""Share of the first loss by which it falls below, where it does recover at the same rate."""
 
 
 class RateTooHighAtStart(Cause):
@@ -21,7 +28,7 @@ class RateTooHighAtStart(Cause):
         title="The first updates run at full rate, without a warm-up, and the loss jumps up.",
         observes="The loss of the first updates against the very first, the rate of the first"
         " update against its peak, and what the loss does afterwards. Quiet where the rate warms"
-        " up, or the loss stays high.",
+        " up, the loss stays high, or only one or two batches do.",
         why="At random weights gradients are large and Adam has no statistics yet: a full step"
         " throws the weights to where learning is slow, or the loss is no longer finite.",
         fix="Warm up over the first 1 to 5 % of the updates (schedule.warmup); clip to norm 1.0; a"
@@ -63,11 +70,13 @@ class RateTooHighAtStart(Cause):
             return None
         first = loss.values[1 : max(4, len(loss) // 20) + 1]
         peak = float(first.max())
-        if peak - initial < max(0.15 * abs(initial), 5 * loss.noise):
+        jump = max(0.15 * abs(initial), 5 * loss.noise)
+        lasts = int((first > initial + jump / 2).sum()) >= LASTING
+        if peak - initial < jump or not (lasts or peak - initial > FAR * abs(initial)):
             return None
         level = initial + 0.15 * abs(initial)
         above = float((loss.smooth > level).mean())
-        falls = loss.end < initial - 0.05 * abs(initial) and above < 0.2
+        falls = loss.end < initial - RECOVERED * abs(initial) and above < 0.2
         if not falls and signals.rate_is_kept is not False:
             return None
         step = loss.step(1 + int(first.argmax()))

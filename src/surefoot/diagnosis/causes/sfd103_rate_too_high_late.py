@@ -12,6 +12,12 @@ BOUNCE = 0.03
 """Share of all that the loss came down by which neighbouring evaluations bend."""
 
 
+SWAY = 0.06
+"""Share of their own level by which neighbouring evaluations bend, where nothing is gained."""
+GAINED = 0.2
+"""Share of its level that the loss still comes down over the last half at most."""
+
+
 class RateTooHighLate(Cause):
     """The rate that suited the beginning is too high for the rest: the loss stalls on a noisy"
     " plateau."""
@@ -47,14 +53,14 @@ class RateTooHighLate(Cause):
         loss = signals.loss
         if not signals.has_shape or signals.broke_at is not None or not signals.rate_is_kept:
             return None
-        if signals.relative_drop < 0.15 or len(loss) < 40:
+        if signals.relative_drop < 0.15 or len(loss) < 40 or signals.is_flat_but_for_noise:
             return None
         drop = loss.drop if loss.drop > 0 else 1e-30
         stalled = (loss.level(0.55, 0.75) - loss.level(0.8, 1.0)) / drop
         half = (loss.level(0.3, 0.5) - loss.level(0.8, 1.0)) / drop
         growth, jitter = signals.weight_growth, signals.validation_jitter
         far = growth is not None and growth > 4
-        bouncing = jitter > BOUNCE
+        bouncing = jitter > BOUNCE or _sways(signals)
         most = 0.2 if far else 0.1
         if stalled > most or half > 1.5 * most + 0.05 or not (far or bouncing):
             return None
@@ -77,3 +83,17 @@ class RateTooHighLate(Cause):
                 "validation_jitter": jitter,
             },
         )
+
+
+def _sways(signals: Signals) -> bool:
+    """Whether evaluations of the last half, the same samples each time, go up and down by a good
+    share of their level while the train loss, itself noisy, has come to a standstill."""
+    loss, values = signals.loss, signals.validation.part(0.5, 1) if len(signals.validation) else ()
+    if len(values) < 3:
+        return False
+    values = signals.validation.part(0.4, 1)
+    bends = np.abs(values[1:-1] - (values[:-2] + values[2:]) / 2)
+    level = float(np.median(values))
+    before, after = (float(loss.part(a, b).mean()) for a, b in ((0.5, 0.75), (0.75, 1)))
+    stands = abs(before - after) < GAINED * abs(before)
+    return stands and float(np.median(bends)) > SWAY * abs(level)

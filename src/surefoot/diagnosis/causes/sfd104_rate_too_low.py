@@ -78,7 +78,8 @@ class RateTooLow(Cause):
         clear = first + second > 4 * loss.standard_error()
         even = 0.75 * first < second < 1.3 * first
         near = motion is None or motion < 0.05
-        if line < -0.95 and clear and even and near and signals.relative_drop < 0.3:
+        straight = (line < -0.95 and even) or _straight_for_its_rate(signals)
+        if straight and clear and near and signals.relative_drop < 0.3:
             return Verdict(
                 f"The loss falls in a nearly straight line, from {signals.initial:.4g} to"
                 f" {loss.end:.4g} in {signals.recording.last_step} updates: the second half brings"
@@ -99,3 +100,13 @@ def _falls_straight(signals: Signals) -> bool:
     first, second = float(values[0] - values[half]), float(values[half] - values[-1])
     far = float(values[0] - values[-1]) > 0.005 * abs(float(values[0]))
     return far and straightness(values) < -0.95 and second > 0.25 * first > 0
+
+
+def _straight_for_its_rate(signals: Signals) -> bool:
+    """Whether the loss falls in a line with the sum of the rates, and as much for the same sum."""
+    loss, rate = signals.loss, signals.rate
+    if len(rate) != len(loss) or float(loss.smooth.std()) == 0.0 or not rate.values.any():
+        return False
+    line = float(np.corrcoef(np.cumsum(rate.values), loss.smooth)[0, 1])
+    first, second = signals.progress_per_rate
+    return line < -0.95 and first > 0 and 0.75 * first < second < 1.3 * first

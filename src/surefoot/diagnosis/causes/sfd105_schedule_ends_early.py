@@ -8,6 +8,9 @@ from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
 from surefoot.diagnosis.signals import Signals
 
+STANDING = 0.002
+"""Share of the peak below which no weight moves any more. Step decay ends above it."""
+
 
 class ScheduleEndsEarly(Cause):
     """The schedule was at its end long before the run was."""
@@ -19,7 +22,8 @@ class ScheduleEndsEarly(Cause):
         certainty=Certainty.STRONG,
         title="The schedule was at its end long before the run was.",
         observes="When the rate fell to a fiftieth of its peak for good, how much of the run was"
-        " left, and what the loss did there. Quiet where less than a fifth was left.",
+        " left, and what the loss did there. Quiet where less than a fifth was left; for a low"
+        " last stage of step decay, unless the loss was still falling before and no longer does.",
         why="At a rate of nearly zero the weights stand still: these updates cost time and teach"
         " nothing. Mostly the horizon of the schedule was given in another unit, or for another"
         " batch size or number of ranks.",
@@ -48,6 +52,9 @@ class ScheduleEndsEarly(Cause):
         if left < 0.2:
             return None
         step = rate.step(min(end, len(rate) - 1))
+        is_stage = float(np.median(rate.values[end:])) > STANDING * peak
+        if is_stage and not _cuts_off(signals, step):
+            return None
         gained = signals.train_around(step) - signals.loss.end if len(signals.loss) else None
         total = signals.loss.drop if len(signals.loss) else 0.0
         text = (
@@ -61,3 +68,17 @@ class ScheduleEndsEarly(Cause):
             weight=0.9,
             evidence={"step": step, "peak_rate": peak, "share_left": left, "gained_since": gained},
         )
+
+
+def _cuts_off(signals: Signals, step: float) -> bool:
+    """Whether the loss was clearly falling up to a step, and is flat from there on."""
+    loss = signals.loss
+    place = int(np.searchsorted(loss.series.steps, step))
+    width = len(loss) // 10
+    if len(loss) < 40 or place < 2 * width or place > len(loss) - 2 * width:
+        return False
+    parts = (loss.values[place + first * width :][:width] for first in (-2, -1, 0))
+    early, late, after = (float(np.median(part)) for part in parts)
+    sure = 4 * loss.standard_error()
+    fell = early - late
+    return fell > max(0.03 * abs(loss.drop), sure) and after - loss.end < 0.25 * fell

@@ -11,9 +11,10 @@ from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
 from surefoot.diagnosis.recording import Floats
 from surefoot.diagnosis.signals import SHORTEST, Signals
 
-HALF = ("fp16", "float16", "half", "16-mixed", "16")
 HALVINGS = 6
 """Net halvings after the first twentieth of the run that are more than a search for the scale."""
+DROPPED = 0.05
+"""Share of updates lost to overflow that is more than a scale which adapts costs."""
 
 
 class HalfPrecisionOverflow(Cause):
@@ -26,7 +27,8 @@ class HalfPrecisionOverflow(Cause):
         certainty=Certainty.STRONG,
         title="Gradients overflow in fp16 again and again.",
         observes="The loss scale over the run, skipped updates, and gradients that are not finite"
-        " while the loss is. Quiet for the few halvings at the start that every fp16 run has.",
+        " while the loss is; under a fixed scale, the share of updates that overflow. Quiet for"
+        " the halvings at the start and after each doubling, which every fp16 run has.",
         why="fp16 ends at 65,504. A scale that must fall ever further leaves the small gradients"
         " to underflow; without a scale, or with a fixed one, one overflow breaks the run.",
         fix="Use bf16 (precision.dtype=bf16), which has the range of fp32; else a dynamic loss"
@@ -49,10 +51,10 @@ class HalfPrecisionOverflow(Cause):
     def look(self, signals: Signals) -> Verdict | None:
         scale = signals.recording["loss_scale"].finite
         if len(scale) >= SHORTEST and not (scale.values == 1.0).all():
-            return _by_scale(signals)
-        half = str(signals.recording.facts.get("precision", "")).lower() in HALF
+            fixed = float(np.ptp(scale.values)) == 0.0
+            return _by_fixed_scale(signals) if fixed else _by_scale(signals)
         broke = signals.broke_at
-        if not half or broke is None or signals.growth_before_break > 3:
+        if not signals.is_half or broke is None or signals.growth_before_break > 3:
             return None
         loss = signals.at("loss", broke)
         step = signals.step_of_row(broke)
@@ -66,6 +68,21 @@ class HalfPrecisionOverflow(Cause):
         )
 
 
+def _by_fixed_scale(signals: Signals) -> Verdict | None:
+    """A scale that never moves: each overflow is an update lost, and they go on."""
+    overflows = sorted(signals.overflow_rows | signals.broken_rows)
+    share = len(overflows) / max(1, signals.recording.num_rows)
+    if len(overflows) < 5 or share < DROPPED:
+        return None
+    scale = float(signals.recording["loss_scale"].finite.values[0])
+    return Verdict(
+        f"Under a fixed loss scale of {scale:.4g}, {len(overflows)} updates ({share:.0%}) have"
+        f" gradients that are not finite, the first at step {signals.step_of_row(overflows[0])}.",
+        weight=0.95,
+        evidence={"scale": scale, "not_finite": len(overflows), "share": share},
+    )
+
+
 def _by_scale(signals: Signals) -> Verdict | None:
     scale = signals.recording["loss_scale"].finite
     late: Floats = scale.values[len(scale) // 20 :]
@@ -73,10 +90,10 @@ def _by_scale(signals: Signals) -> Verdict | None:
     after = late[int(late.argmax()) :]
     halvings = math.log2(highest / max(float(after.min()), 1e-30)) if highest > 0 else 0.0
     times = int((np.diff(late) < 0).sum())
-    broken = len(signals.broken_rows)
+    broken = len(signals.broken_rows | signals.overflow_rows)
     share = broken / max(1, signals.recording.num_rows)
     collapsed = halvings >= HALVINGS or lowest < 1.0
-    if not collapsed and not (share > 0.05 and times >= 5):
+    if not collapsed and not (share > DROPPED and times >= 5):
         return None
     lowest_at = int(scale.values.argmin())
     return Verdict(

@@ -48,6 +48,13 @@ class NonFiniteData(Cause):
         text = f" Of the windows that broke, all hold sample {shared[0]}." if shared else ""
         if recovers:
             text += f" {len(signals.broken_rows)} windows broke; those between are in order."
+        if not shared and not recovers:
+            text += (
+                " All its samples had gone through before without harm, which speaks against them."
+                if seen
+                else " 0/0 inside the loss function would look the same; samples that are new to"
+                " the run are likelier."
+            )
         last = f"just before it was {before[-1]:.4g}" if len(before) else "it is the first row"
         return Verdict(
             f"The loss is NaN at step {step}; {last}, in its ordinary range.{text}",

@@ -20,7 +20,7 @@ class NonFiniteLossFunction(Cause):
         title="The loss function divides by zero, or takes log or sqrt of it.",
         observes="What breaks first: an infinite loss, or a finite loss with a gradient that is"
         " not; or NaN on samples that had gone through before. Quiet where loss or gradients had"
-        " grown before.",
+        " grown before, and for overflow that a loss scale meets.",
         why="log(0) is infinite; sqrt has an infinite slope at 0 and 0 times that is NaN: the loss"
         " is still fine when its gradient is not.",
         fix="Work on scores, not on probabilities (cross_entropy, log_softmax,"
@@ -64,7 +64,8 @@ class NonFiniteLossFunction(Cause):
                 evidence=evidence,
             )
         return Verdict(
-            f"The loss is NaN at step {step}; {last}: as 0/0 or 0 times log(0) gives.",
+            f"The loss is NaN at step {step}; {last}: as 0/0 or 0 times log(0) gives. Data that are"
+            " not finite would look the same.",
             weight=0.7,
             evidence=evidence,
             certainty=Certainty.HEURISTIC,

@@ -7,9 +7,12 @@ import numpy as np
 from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
 from surefoot.diagnosis.curve import spread
+from surefoot.diagnosis.recording import Floats
 from surefoot.diagnosis.signals import Signals
 
 SIGMAS = 8.0
+TAIL = 10.0
+"""Steps of its own decay by which a spike stands beyond the tail of the run's other batches."""
 DESCENT = 0.3
 """Height of a spike, as a share of all that the loss came down."""
 
@@ -24,8 +27,8 @@ class BadBatch(Cause):
         certainty=Certainty.STRONG,
         title="Single batches stand far above the rest.",
         observes="Rows whose loss stands far above the rows before, and far on the scale of all"
-        " that the run has learnt, and come back at once. Quiet where there are many of them, and"
-        " where the loss does not come back.",
+        " that the run has learnt, and come back at once. Quiet where there are many of them, where"
+        " the loss does not come back, and for what the tail of small noisy batches reaches.",
         why="Broken labels or outliers in one batch: its gradient points elsewhere, and Adam's"
         " statistics keep it for a thousand updates.",
         fix="Look at the samples of those steps (`sample_ids`); clean them or clip the gradient;"
@@ -65,8 +68,8 @@ def _single(signals: Signals) -> list[int]:
     """Positions of spikes of one or two rows, after the beginning."""
     loss = signals.loss
     descent = max(loss.start - loss.lowest, 0.05 * abs(loss.start))
-    need = max(SIGMAS * loss.noise, DESCENT * descent)
     left = loss.values - loss.smooth
+    need = max(SIGMAS * loss.noise, DESCENT * descent, _reach(left))
     high = np.flatnonzero(left > need)
     gradient = signals.recording["grad_norm"]
     found = []
@@ -83,3 +86,12 @@ def _single(signals: Signals) -> list[int]:
             continue
         found.append(position)
     return found
+
+
+def _reach(left: Floats) -> float:
+    """How far an ordinary batch may stand above the level: beyond the 97.5th percentile, the
+    deviations of batches fade as fast as they do on the way there from the 90th."""
+    later = left[max(8, len(left) // 20) :]
+    usual, high = (float(value) for value in np.percentile(later, (90, 97.5)))
+    decay = (high - usual) / np.log(4)
+    return float(high + decay * (np.log(max(1.0, 0.025 * len(later))) + TAIL))

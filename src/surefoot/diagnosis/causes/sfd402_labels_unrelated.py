@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
 from surefoot.diagnosis.signals import Signals
+
+AT_GUESS = 0.03
+"""Share by which a loss that is a guess's may be off log(C)."""
+LITTLE_RATE = 0.02
+"""Sum of the rates of all updates that moves no weight far: the start of a gentle fine-tuning."""
 
 
 class LabelsUnrelated(Cause):
@@ -16,8 +23,9 @@ class LabelsUnrelated(Cause):
         severity=Severity.ERROR,
         certainty=Certainty.HEURISTIC,
         title="The labels do not belong to the inputs: the loss stays at that of a guess.",
-        observes="A loss that does not fall though the weights move, the rate is in order and"
-        " gradients are there. Quiet where the weights hardly moved.",
+        observes="A loss that stays where it was, or comes down to log(C), a guess among C classes,"
+        " and stays there, though the weights move. Quiet where the weights hardly moved, and where"
+        " the accuracy, or log(C), says that the level is not that of a guess: a good start.",
         why="Where labels and inputs were shuffled apart or misread, there is nothing to learn but"
         " how often each label occurs.",
         fix="Look at twenty samples with their labels as the model gets them; check sorting,"
@@ -31,12 +39,14 @@ class LabelsUnrelated(Cause):
 
     def look(self, signals: Signals) -> Verdict | None:
         loss = signals.loss
-        if not signals.is_flat or signals.broke_at is not None or len(loss) < 20:
+        if signals.broke_at is not None or len(loss) < 20 or _knows_more(signals):
+            return None
+        if not signals.is_flat_but_for_noise and not _settles_at_guess(signals):
             return None
         motion, total = signals.weight_motion, signals.rate_sum
         if motion is not None and motion < 1e-3:
             return None
-        if motion is None and total is not None and total < 0.02:
+        if total is not None and total < LITTLE_RATE:
             return None
         if signals.weight_growth is not None and signals.weight_growth > 3:
             return None
@@ -63,3 +73,22 @@ class LabelsUnrelated(Cause):
                 "median_grad_norm": signals.gradient.level(0, 1) if len(signals.gradient) else None,
             },
         )
+
+
+def _knows_more(signals: Signals) -> bool:
+    """Whether the run is known to do better than a guess, so that its flat loss is a good one."""
+    classes, accuracy = signals.num_classes, signals.accuracy
+    if classes is not None and signals.loss.end < (1 - 5 * AT_GUESS) * math.log(classes):
+        return True
+    chance = 1 / (classes or 2)
+    return accuracy is not None and accuracy > chance + 0.3 * (1 - chance)
+
+
+def _settles_at_guess(signals: Signals) -> bool:
+    """Whether the loss, from wherever it began, has come to log(C) and is there for most of it."""
+    if signals.num_classes is None or not signals.has_shape:
+        return False
+    guess, loss = math.log(signals.num_classes), signals.loss
+    levels = (loss.level(0.3, 0.6), loss.end)
+    near = all(abs(level - guess) < AT_GUESS * guess for level in levels)
+    return near and loss.lowest > (1 - AT_GUESS) * guess

@@ -23,7 +23,9 @@ class TargetLeaks(Cause):
         title="The target can be read from the input: a language model's loss falls to nearly"
         " nothing.",
         observes="The loss of a run that counts tokens, on training and on validation data,"
-        " against its start. Quiet where only the train loss falls so far.",
+        " against its start; or on training data alone, where a validation loss that is made"
+        " another way (token by token) stays far above it and never turns up. Quiet where the"
+        " validation loss turns up: then the text is known by heart.",
         why="No text can be foretold so well. Labels that are not shifted, or a mask that is not"
         " causal, let the model copy what it is asked for.",
         fix="Shift the labels by one, exactly once; check that changing a later token leaves"
@@ -31,6 +33,7 @@ class TargetLeaks(Cause):
         source="https://github.com/karpathy/nanoGPT/blob/master/model.py (causal mask), audit"
         " rules SF605, SF606, SF610",
         needs=("loss",),
+        explains=("validation-differs",),
     )
 
     def look(self, signals: Signals) -> Verdict | None:
@@ -39,7 +42,7 @@ class TargetLeaks(Cause):
             return None
         validation = signals.validation
         ends = [loss.end] + ([float(validation.values[-1])] if len(validation) else [])
-        if max(ends) > LITTLE * signals.initial:
+        if max(ends) > LITTLE * signals.initial and not _trains_alone(signals):
             return None
         epochs = signals.recording["epoch"].finite.values
         if not len(validation) and len(epochs) and epochs.max() > 2:
@@ -63,3 +66,16 @@ def _is_language(signals: Signals) -> bool:
     words = ("perplexity", "ppl", "bits_per_byte", "token")
     counted = len(tokens) > 0 and tokens.max() > 0
     return bool(counted or any(word in names for word in words) or task in ("generation", "lm"))
+
+
+def _trains_alone(signals: Signals) -> bool:
+    """Whether the train loss is at nearly nothing by half of the run, and the validation loss, far
+    above it, goes on falling: what is learnt by heart makes it rise."""
+    loss, values = signals.loss, signals.validation.values
+    if len(values) < 4 or loss.level(0.4, 0.5) > LITTLE * signals.initial:
+        return False
+    late = float(np.median(values[-2:]))
+    never_turned = late < 1.05 * float(values.min()) and late < float(
+        np.median(values[: len(values) // 2 + 1])
+    )
+    return never_turned and late > 5 * loss.end

@@ -6,12 +6,15 @@ import numpy as np
 
 from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
-from surefoot.diagnosis.curve import Curve
+from surefoot.diagnosis.curve import Curve, straightness
 from surefoot.diagnosis.signals import Signals
 
 FEWEST_EVALUATIONS = 4
 RISE = 0.15
 """Share of what the validation loss had gained that it has lost again since its best."""
+TURNED = 0.2
+"""Share of its best by which it has risen since, where it rises without a break."""
+STEADY = 0.85
 
 
 class Overfitting(Cause):
@@ -49,7 +52,9 @@ class Overfitting(Cause):
         last = float(sum(values[-2:]) / 2)
         gained = max(float(values[0]), signals.initial) - best
         jitter = _jitter(validation)
-        if gained <= 0 or last - best < max(RISE * gained, 4 * jitter):
+        rise = last - best
+        far = rise > RISE * gained or (rise > TURNED * best and straightness(after) > STEADY)
+        if gained <= 0 or rise < 4 * jitter or not far or len(after) < 2:
             return None
         turn = validation.step(best_at)
         before = loss.values[(loss.series.steps <= turn)][-max(5, len(loss) // 20) :]

@@ -41,6 +41,8 @@ class ValidationDiffers(Cause):
         loss, validation = signals.loss, signals.validation
         if not signals.has_shape or len(validation) < 3 or signals.relative_drop < 0.2:
             return None
+        if signals.is_flat_but_for_noise:
+            return None
         start, steps = signals.initial, validation.series.steps
         way = start - loss.lowest
         train = np.array([signals.train_around(step) for step in steps])

@@ -53,7 +53,7 @@ def _below_zero(signals: Signals) -> Verdict | None:
     if loss.end >= 0:
         return None
     evidence = {"first_loss": signals.initial, "last_loss": loss.end}
-    first, second = _progress_per_rate(signals)
+    first, second = signals.progress_per_rate
     if loss.end < -1 and second > 0.5 * first > 0:
         return Verdict(
             f"The loss goes below zero and on, from {signals.initial:.4g} to {loss.end:.4g}; for"
@@ -72,28 +72,15 @@ def _below_zero(signals: Signals) -> Verdict | None:
     return None
 
 
-def _progress_per_rate(signals: Signals) -> tuple[float, float]:
-    """How far the loss fell over two parts of the run in which the rates sum up to the same.
-
-    The first twentieth is left out: some of it is the end of random weights.
-    """
-    loss, rate = signals.loss, signals.rate
-    begin = len(loss) // 20
-    middle = (begin + len(loss)) // 2
-    if len(rate) == len(loss):
-        total = np.cumsum(rate.values)
-        middle = int(np.searchsorted(total, (total[begin] + total[-1]) / 2))
-    at = [float(loss.smooth[min(place, len(loss) - 1)]) for place in (begin, middle, len(loss) - 1)]
-    return at[0] - at[1], at[1] - at[2]
-
-
 def _after_softmax(signals: Signals) -> Verdict | None:
     loss = signals.loss
     if not signals.begins_at_start or signals.initial <= 0:
         return None
-    known = signals.recording.facts.get("num_classes")
-    classes = known if isinstance(known, int) else round(math.exp(min(signals.initial, 20.0)))
-    if classes < 2 or abs(math.log(classes) - signals.initial) > 0.02 * signals.initial:
+    # The very first rows: at a good rate a loss has left its start after a few.
+    initial = float(np.median(loss.values[:5]))
+    classes = signals.num_classes or round(math.exp(min(max(initial, 0.0), 20.0)))
+    known = signals.num_classes is not None and signals.accuracy is not None
+    if classes < 2 or (abs(math.log(classes) - initial) > 0.02 * initial and not known):
         return None
     floor = math.log(math.e + classes - 1) - 1
     if float(loss.smooth.min()) < floor - 0.01:
@@ -101,7 +88,7 @@ def _after_softmax(signals: Signals) -> Verdict | None:
     rate = signals.rate
     kept = not len(rate) or float(np.median(rate.part(0.4, 0.6))) > 0.2 * float(rate.values.max())
     stalls = kept and loss.level(0.5, 0.7) - loss.end < 0.15 * (signals.initial - loss.end)
-    accuracy = _accuracy(signals)
+    accuracy = signals.accuracy
     evidence = {
         "classes": classes,
         "floor": floor,
@@ -135,12 +122,3 @@ def _after_softmax(signals: Signals) -> Verdict | None:
         evidence=evidence,
         certainty=Certainty.HEURISTIC,
     )
-
-
-def _accuracy(signals: Signals) -> float | None:
-    """The last accuracy of the validation set, from 0 to 1."""
-    for name, series in signals.recording.evaluations.items():
-        if name.startswith(f"{signals.validation_name}/") and "acc" in name and len(series.finite):
-            value = float(series.finite.values[-1])
-            return value / 100 if value > 1 else value
-    return None

@@ -8,7 +8,13 @@ from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
 from surefoot.diagnosis.signals import Signals
 
-MEMORY = re.compile(r"out of memory|OutOfMemory|MemoryError|cannot allocate|OOM", re.IGNORECASE)
+MEMORY = re.compile(
+    r"out of memory|OutOfMemory|MemoryError|not enough memory|bad_alloc|\bOOM\b"
+    r"|(?:cannot|unable to|failed to|could not) allocate",
+    re.IGNORECASE,
+)
+"""What CUDA, the CPU's allocator (`not enough memory: you tried to allocate`), numpy, C++ and the
+kernel say."""
 
 
 class OutOfMemory(Cause):

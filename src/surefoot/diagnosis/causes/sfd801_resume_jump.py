@@ -11,6 +11,11 @@ from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
 from surefoot.diagnosis.curve import spread
 from surefoot.diagnosis.signals import Signals
 
+LASTING = 25
+"""Rows before and after over which a jump smaller than the noise is sought."""
+ODD = 1.25
+"""Factor of the rate from one row to the next that no smooth schedule makes."""
+
 
 class ResumeJump(Cause):
     """At a resume, the loss jumps."""
@@ -54,13 +59,16 @@ class ResumeJump(Cause):
 def _resumes(signals: Signals) -> list[int]:
     """Positions in the loss of the first row after each resume."""
     steps = signals.loss.series.steps
-    back = np.flatnonzero(np.diff(steps) < 0) + 1
-    told = [
-        int(np.searchsorted(steps, event.step, side="right"))
-        for event in signals.recording.events
-        if event.kind == "resume"
-    ]
-    return sorted({int(p) for p in [*back.tolist(), *told] if 10 <= p <= len(steps) - 5})
+    back = (np.flatnonzero(np.diff(steps) < 0) + 1).tolist()
+    told = []
+    for event in signals.recording.events:
+        if event.kind == "resume":
+            near = [p for p in back if steps[p] in (event.step, event.step + 1)]
+            # Logs count updates from 0 or from 1: the row of the event's step is the first one
+            # after the resume, or the last one before.
+            sides = [int(np.searchsorted(steps, event.step, side=s)) for s in ("left", "right")]
+            told += near or sides
+    return sorted({int(p) for p in [*back, *told] if 10 <= p <= len(steps) - 5})
 
 
 def _judge(signals: Signals, place: int) -> Verdict | None:
@@ -68,12 +76,14 @@ def _judge(signals: Signals, place: int) -> Verdict | None:
     before, after = loss.values[max(0, place - 15) : place], loss.values[place : place + 4]
     level, noise = float(np.median(before)), max(spread(before), loss.noise)
     jump = float(np.median(after)) - level
-    rows = loss.series.rows
-    rates = [signals.at("lr", int(rows[p])) for p in (place - 1, place)]
-    known = rates[0] and rates[1] and math.isfinite(rates[0]) and math.isfinite(rates[1])
-    factor = rates[1] / rates[0] if known and rates[0] and rates[1] else 1.0
     jumps = jump > max(4 * noise, 0.05 * abs(level))
-    odd_rate = not 0.5 < factor < 2.0
+    if not jumps:
+        # A jump that lasts is seen by more rows where single ones are noisy.
+        before, after = loss.values[max(0, place - LASTING) : place], loss.values[place:][:LASTING]
+        unsure = 1.25 * noise * (1 / len(before) + 1 / len(after)) ** 0.5
+        jump = float(np.median(after)) - float(np.median(before))
+        jumps = len(after) == LASTING and jump > max(4 * unsure, 0.05 * abs(level))
+    rates, factor, odd_rate = _rate_step(signals, place)
     if not jumps and not odd_rate:
         return None
     parts = [f"the loss goes from {level:.4g} to {np.median(after):.4g}"] if jumps else []
@@ -89,3 +99,15 @@ def _judge(signals: Signals, place: int) -> Verdict | None:
             "rate_factor": factor,
         },
     )
+
+
+def _rate_step(signals: Signals, place: int) -> tuple[tuple[float, float], float, bool]:
+    """Rates before and after, their factor, and whether it is far above the pace that the schedule
+    had until then."""
+    rows = signals.loss.series.rows[max(0, place - 6) : place + 1]
+    rates = np.array([signals.at("lr", int(row)) or np.nan for row in rows])
+    if not (np.isfinite(rates).all() and (rates > 0).all()):
+        return (math.nan, math.nan), 1.0, False
+    paces = np.abs(np.diff(np.log(rates)))
+    odd = float(paces[-1]) > max(math.log(ODD), 3 * float(paces[:-1].max()))
+    return (float(rates[-2]), float(rates[-1])), float(rates[-1] / rates[-2]), odd
