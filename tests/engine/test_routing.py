@@ -25,6 +25,7 @@ from surefoot.core.reports import StepReport
 from surefoot.data.order import Cursor
 from surefoot.engine.routing import RouterTask, count_tokens, weight_of, with_routers
 from surefoot.models.moe import RoutedFeedForward, heard, routed_layers
+from surefoot.numerics.modes import untouched_statistics
 from surefoot.recording import exactness
 from surefoot.tasks.generation import GenerationTask
 from surefoot.tasks.task import FunctionTask, main_weight, split_dependence
@@ -232,6 +233,26 @@ def test_what_is_run_outside_an_update_is_not_counted() -> None:
         task.loss_sum(model, batches_of(2)[0])
     once = task.loads.measures()
     task.loss_sum(model, batches_of(3)[0])
+    assert task.loads.measures() == once
+
+
+def test_a_filler_meets_the_others_and_counts_for_nothing() -> None:
+    model = small_gpt(experts=EXPERTS)
+    shared: list[Tensor] = []
+
+    def sum_over_ranks(counts: Tensor) -> Tensor:
+        shared.append(counts.clone())
+        return counts
+
+    task = with_routers(GenerationTask(24), model, sum_over_ranks)
+    assert isinstance(task, RouterTask)
+    own, filler = batches_of(2, 1)
+    with task.loads.counting():
+        task.loss_sum(model, own)
+        once = task.loads.measures()
+        with untouched_statistics(model):
+            task.loss_sum(model, filler)
+    assert shared[-1].shape == shared[0].shape and not shared[-1].any()
     assert task.loads.measures() == once
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from surefoot.core.errors import ModelError
+from surefoot.models import moe
 from surefoot.models.gpt import GPT, FeedForward, GPTConfig
 from surefoot.models.moe import (
     MoEConfig,
@@ -207,6 +208,30 @@ def test_torch_s_grouped_kernel_gives_the_numbers_of_the_loop(dtype: torch.dtype
         found.append([output, *torch.autograd.grad((output * mask).sum(), [rows, weights])])
     for loop, kernel in zip(*found, strict=True):
         torch.testing.assert_close(loop, kernel)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_a_layer_in_bf16_has_the_numbers_of_the_loop_and_waits_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layer = layer_of().float().cuda()
+    hidden = tokens().detach().float().cuda().requires_grad_()
+    mask = torch.randn(3, 7, DIM, device="cuda")
+    found = []
+    for allowed in (True, False):
+        monkeypatch.setattr(moe, "_fits_kernel", lambda weights, allowed=allowed: allowed)
+        torch.cuda.set_sync_debug_mode("error" if allowed else "default")
+        try:
+            with torch.autocast("cuda", torch.bfloat16):
+                output = layer(hidden)
+            found.append(
+                [output, *torch.autograd.grad((output * mask).sum(), [hidden, *layer.parameters()])]
+            )
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    for kernel, loop in zip(*found, strict=True):
+        torch.testing.assert_close(kernel, loop, rtol=2e-2, atol=2e-2)
 
 
 def test_under_autocast_experts_compute_in_bf16_and_the_router_does_not() -> None:

@@ -89,6 +89,17 @@ def test_three_experts_a_rank_in_every_second_layer(ranks: RankPool) -> None:
 
 
 @pytest.mark.ranks_full
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_an_optimizer_steps_weights_of_two_meshes_together(ranks: RankPool, kind: str) -> None:
+    own: dict[str, Any] = {"kind": "sgd", "lr": 3e-2, "momentum": 0.9}
+    optimizer = own if kind == "sgd" else {"kind": "adam", "lr": 3e-3}
+    num_ranks, settings = laid_out("EPxZeRO-3", optimizer=optimizer)
+    expected = routed(settings_of(optimizer=optimizer, **SECTIONS), 20, DOUBLE, LOSS)
+    found = ranks.run(num_ranks, routed, settings, 20, DOUBLE, LOSS)
+    assert_alike(found, expected, 1e-10)
+
+
+@pytest.mark.ranks_full
 @pytest.mark.parametrize("extent", ["blocks", "selective"])
 def test_with_recompute(ranks: RankPool, extent: str) -> None:
     num_ranks, settings = laid_out("EPxZeRO-3", memory={"recompute": extent})
@@ -105,6 +116,18 @@ def test_the_balance_of_another_number_of_tokens_together_is_another_loss(ranks:
     expected = alone("loss", 20).terms[0]
     assert found["router_z"] == pytest.approx(expected["router_z"], rel=1e-12)
     assert abs(found["balance"] / expected["balance"] - 1) > 1e-4
+
+
+@pytest.mark.ranks_full
+def test_spread_experts_drop_what_copies_drop(ranks: RankPool) -> None:
+    """A capacity is that of each rank's tokens, wherever the experts are."""
+    experts = {"num_experts": 4, "capacity_factor": 0.8}
+    copies, spread = (
+        ranks.run(2, routed, settings_of(2, parallel=parallel, **SECTIONS), 20, DOUBLE, experts)
+        for parallel in ({}, {"expert": 2})
+    )
+    assert copies[0].metrics["dropped_tokens"] > 0.05
+    assert_alike(spread, copies[0], 1e-10)
 
 
 def held(settings: Any) -> dict[str, tuple[int, ...]]:

@@ -87,6 +87,7 @@ class RouterLoads:
         if self._is_open:
             seen = torch.cat([counts, num_dropped.reshape(1)])
             self._own = seen if self._own is None else self._own + seen
+            self._of_all = None
 
     @torch.no_grad()
     def update(self, finite: Callable[[], Tensor]) -> None:

@@ -155,22 +155,17 @@ class ParameterLedger:
     def groups(self) -> list[dict[str, Any]]:
         """Parameter groups for a torch optimizer, in order of first appearance.
 
-        Each holds `params` and `weight_decay` for torch, and for us `name`, `part`,
-        `parameter_names` and `lr_multiplier`. Weights that are spread over different meshes of
-        ranks are parts of one group, under its name. Called twice it gives separate lists of the
-        same tensors.
+        Each holds `params` and `weight_decay` for torch, and for us `name`, `parameter_names` and
+        `lr_multiplier`. Called twice it gives separate lists of the same tensors.
         """
         groups: dict[str, dict[str, Any]] = {}
         for row, parameter in zip(self.rows, self.parameters, strict=True):
-            # A kernel steps several DTensors together only where they lie on one mesh.
-            part = part_of(parameter)
             group = groups.setdefault(
-                f"{row.group}/{part}",
+                row.group,
                 {
                     "params": [],
                     "weight_decay": row.weight_decay,
                     "name": row.group,
-                    "part": part,
                     "parameter_names": [],
                     "lr_multiplier": row.lr_multiplier,
                 },
@@ -178,12 +173,6 @@ class ParameterLedger:
             group["params"].append(parameter)
             group["parameter_names"].append(row.name)
         return list(groups.values())
-
-
-def part_of(parameter: Tensor) -> str:
-    """The axes of the mesh that a sharded parameter lies on; empty for a plain one."""
-    mesh: Any = getattr(parameter, "device_mesh", None)
-    return "" if mesh is None else "x".join(mesh.mesh_dim_names or ())
 
 
 def _matching(name: str, overrides: Sequence[GroupOverride]) -> GroupOverride | None:

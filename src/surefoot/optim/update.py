@@ -22,7 +22,7 @@ SKIPPING_DEVICES: Final = frozenset({"cpu", "cuda"})
 _FUSED_SKIPPERS: Final = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 _SCHEDULED: Final = frozenset({"lr", "momentum", "betas"})
 """Group values that `set_rate` sets: the schedule's, not state."""
-_NAMES: Final = frozenset({"params", "name", "part", "parameter_names", "lr_multiplier", "base_lr"})
+_NAMES: Final = frozenset({"params", "name", "parameter_names", "lr_multiplier", "base_lr"})
 
 
 class SkipKind(Enum):
@@ -209,12 +209,12 @@ class UpdateOptimizer:
 
 def _stepped_by_name(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     names: dict[str, Tensor] = {}
-    group_names = [(group.get("name"), group.get("part")) for group in optimizer.param_groups]
+    group_names = [group.get("name") for group in optimizer.param_groups]
     for index, group in enumerate(optimizer.param_groups):
         listed: Sequence[str] = group.get("parameter_names", ())
         if "name" not in group or len(listed) != len(group["params"]):
             raise _bad_group(index, "it does not name its parameters")
-        if group_names.index(group_names[index]) != index:
+        if group_names.index(group["name"]) != index:
             raise _bad_group(index, f"an earlier group is named '{group['name']}' too")
         for name, parameter in zip(listed, group["params"], strict=True):
             if name in names:
