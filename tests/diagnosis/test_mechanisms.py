@@ -318,3 +318,21 @@ def test_a_schedule_that_begins_again_is_seen_at_a_resume(at: int) -> None:
     loss = falling() + noise(0.03)
     assert first(resumed(loss, rate)) == "resume-jump"
     assert first(examined({"loss": loss, "lr": rate})) is None
+
+
+def test_a_lucky_first_batch_of_a_noisy_run_is_not_its_start() -> None:
+    """Noise grows with the loss: where it is a quarter of it, the first row says little."""
+    loss = falling(1.0, 0.4, 80) * (1 + noise(0.25))
+    loss[:8] = [0.7, 1.28, 1.08, 1.25, 0.97, 0.82, 0.88, 0.9]
+    validation = {n: 0.6 + 0.3 * math.exp(-n / 80) for n in range(24, COUNT, 25)}
+    assert examined({"loss": loss, "lr": np.full(COUNT, 1e-3)}, validation=validation).is_healthy
+
+
+def test_a_validation_loss_has_nothing_to_follow_where_nothing_was_learnt() -> None:
+    """A fine-tuning that starts well: some rows of the noise are far below the first ones."""
+    loss = 0.085 * (1 + noise(0.35, 4))
+    loss[:8] = 0.12
+    loss[60:90] *= 0.6
+    columns = {"loss": loss, "lr": cosine(1e-5), "weight_norm": 9 + 0.02 * STEPS / COUNT}
+    validation = {n: 0.138 - n * 1e-7 for n in range(49, COUNT, 50)}
+    assert examined(columns, validation=validation, accuracy=0.955).is_healthy

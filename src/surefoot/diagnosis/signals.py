@@ -58,9 +58,18 @@ class Signals:
             return float("nan")
         series, start = self.loss.series, self.loss.start
         first = float(series.values[0])
-        apart = max(0.2 * abs(first), 2 * self.loss.noise)
-        jumped = self.begins_at_start and abs(first - start) > apart
-        return first if jumped else start
+        apart = self.begins_at_start and abs(first - start) > 0.2 * abs(first)
+        # An odd first batch of a run with noise; where that is most of the loss, the weights
+        # jump about, and the first row is the one before they did.
+        noise = self.loss.noise
+        by_chance = abs(first - start) < 2.5 * noise and noise < 0.3 * abs(first)
+        return first if apart and not by_chance else start
+
+    @cached_property
+    def early_noise(self) -> float:
+        """Noise of the first rows: that of the run, which grows with the level of the loss."""
+        level = max(abs(float(np.median(self.loss.values))), 1e-30)
+        return self.loss.noise * min(10.0, max(1.0, abs(self.loss.start) / level))
 
     @property
     def begins_at_start(self) -> bool:

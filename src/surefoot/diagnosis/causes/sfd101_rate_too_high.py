@@ -109,7 +109,7 @@ class RateTooHigh(Cause):
 def _wanders(signals: Signals, evidence: dict[str, float | None]) -> Verdict | None:
     """Bounded wandering at a rate that is kept, or until it has decayed."""
     loss, initial = signals.loss, signals.initial
-    if signals.rate_is_kept is None or initial <= 0:
+    if signals.rate_is_kept is None or initial <= 0 or signals.is_flat_but_for_noise:
         return None
     tenth = len(loss) // 10
     away = loss.smooth[tenth:] > 1.15 * initial

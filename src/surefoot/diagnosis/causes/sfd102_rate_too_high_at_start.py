@@ -70,7 +70,7 @@ class RateTooHighAtStart(Cause):
             return None
         first = loss.values[1 : max(4, len(loss) // 20) + 1]
         peak = float(first.max())
-        jump = max(0.15 * abs(initial), 5 * loss.noise)
+        jump = max(0.15 * abs(initial), 5 * signals.early_noise)
         lasts = int((first > initial + jump / 2).sum()) >= LASTING
         if peak - initial < jump or not (lasts or peak - initial > FAR * abs(initial)):
             return None

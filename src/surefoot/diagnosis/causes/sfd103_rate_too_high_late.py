@@ -18,6 +18,10 @@ GAINED = 0.2
 """Share of its level that the loss still comes down over the last half at most."""
 
 
+FITTING = 0.35
+"""The same, of a run that is fitting its data still."""
+
+
 class RateTooHighLate(Cause):
     """The rate that suited the beginning is too high for the rest: the loss stalls on a noisy"
     " plateau."""
@@ -60,7 +64,7 @@ class RateTooHighLate(Cause):
         half = (loss.level(0.3, 0.5) - loss.level(0.8, 1.0)) / drop
         growth, jitter = signals.weight_growth, signals.validation_jitter
         far = growth is not None and growth > 4
-        bouncing = jitter > BOUNCE or _sways(signals)
+        bouncing = (jitter > BOUNCE and _halves(signals) < FITTING) or _sways(signals)
         most = 0.2 if far else 0.1
         if stalled > most or half > 1.5 * most + 0.05 or not (far or bouncing):
             return None
@@ -85,15 +89,22 @@ class RateTooHighLate(Cause):
         )
 
 
+def _halves(signals: Signals) -> float:
+    """Share of its level by which the mean train loss came down from the third quarter to the
+    fourth: of a run that is fitting its data still, a good part, however small the loss."""
+    third, fourth = (float(signals.loss.part(a, b).mean()) for a, b in ((0.5, 0.75), (0.75, 1)))
+    return (third - fourth) / max(abs(third), 1e-30)
+
+
 def _sways(signals: Signals) -> bool:
-    """Whether evaluations of the last half, the same samples each time, go up and down by a good
-    share of their level while the train loss, itself noisy, has come to a standstill."""
-    loss, values = signals.loss, signals.validation.part(0.5, 1) if len(signals.validation) else ()
-    if len(values) < 3:
+    """Whether evaluations of the later part, the same samples each time, go up and down by a good
+    share of their level, having followed, while the train loss has come to a standstill."""
+    loss, validation = signals.loss, signals.validation
+    if len(validation) < 5:
         return False
-    values = signals.validation.part(0.4, 1)
+    values = validation.part(0.4, 1)
     bends = np.abs(values[1:-1] - (values[:-2] + values[2:]) / 2)
     level = float(np.median(values))
-    before, after = (float(loss.part(a, b).mean()) for a, b in ((0.5, 0.75), (0.75, 1)))
-    stands = abs(before - after) < GAINED * abs(before)
-    return stands and float(np.median(bends)) > SWAY * abs(level)
+    follows = signals.initial - level > 0.5 * (signals.initial - loss.end)
+    stands = abs(_halves(signals)) < GAINED
+    return stands and follows and float(np.median(bends)) > SWAY * abs(level)

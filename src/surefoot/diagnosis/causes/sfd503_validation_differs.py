@@ -12,6 +12,11 @@ FOLLOWED = 0.3
 """Share of the train loss's way that the validation loss has gone at most."""
 
 
+LEARNT = 0.1
+"""Share of the first loss by which the mean of the later half is below that of the first tenth: a
+run that starts well and stays there gives a validation loss nothing to follow."""
+
+
 class ValidationDiffers(Cause):
     """The validation loss does not follow the train loss from the first evaluation on."""
 
@@ -41,7 +46,8 @@ class ValidationDiffers(Cause):
         loss, validation = signals.loss, signals.validation
         if not signals.has_shape or len(validation) < 3 or signals.relative_drop < 0.2:
             return None
-        if signals.is_flat_but_for_noise:
+        learnt = float(loss.part(0, 0.1).mean()) - float(loss.part(0.5, 1).mean())
+        if signals.is_flat_but_for_noise or learnt < LEARNT * abs(signals.initial):
             return None
         start, steps = signals.initial, validation.series.steps
         way = start - loss.lowest
