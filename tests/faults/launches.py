@@ -68,12 +68,12 @@ class Fault:
 
 
 MOMENTS: Mapping[str, int] = {
-    "update": 40,
-    "sum": 40,
-    "evaluation": 20,
+    "update": 23,
+    "sum": 80,
+    "evaluation": 5,
     "fsync": 40,
-    "meeting": 60,
-    "sample": 900,
+    "meeting": 46,
+    "sample": 50,
 }
 """Calls within which a fault is drawn, for a run of `RECIPES`."""
 
@@ -93,7 +93,7 @@ def draw_loss(moments: random.Random, num_ranks: int, act: str, number: int = 0)
     """A random rank that dies (by a signal) or hangs."""
     moment = moments.choice([*MOMENTS])
     rank = moments.randrange(num_ranks)
-    amount = moments.randrange(1, MOMENTS[moment] * 2 // (1 + num_ranks))
+    amount = moments.randrange(1, 1 + MOMENTS[moment])
     return Fault(moment, amount, str(rank), number, rank, act=act)
 
 
@@ -305,6 +305,33 @@ def train(
         ended = time.monotonic()
         since = ended - float(fired.read_text()) if fired.exists() else None
         return Launch(process.exitcode, ended - began, since, left_behind(output))
+
+
+def by_command(runs: Path, arguments: list[str], output: Path, fault: Fault | None) -> Launch:
+    """The same with nothing forked: an interpreter for the launcher, and one for each rank.
+
+    The moment of the fault is so many rows in the log of the one run below `runs`.
+    """
+    ForkedRank.fired, pids = output.with_suffix(".fired"), output.with_suffix(".pids")
+    ForkedRank.fired.unlink(missing_ok=True)
+    words = [sys.executable, "-m", "surefoot", "train", *arguments, "--nproc", "2"]
+    began = time.monotonic()
+    with output.open("a") as file, subprocess.Popen(words, stdout=file, stderr=file) as process:
+        try:
+            while fault is not None and process.poll() is None:
+                if sum(log.read_bytes().count(b"\n") for log in runs.glob("*/metrics.jsonl")) >= (
+                    fault.amount
+                ):
+                    pids.write_text("\n".join(map(str, ranks_of(process.pid).values())))
+                    send(fault, process.pid)
+                    break
+                time.sleep(0.01)
+            code = process.wait(STARTED_NEVER)
+        finally:
+            process.kill()
+    ended = time.monotonic()
+    since = ended - float(ForkedRank.fired.read_text()) if ForkedRank.fired.exists() else None
+    return Launch(code, ended - began, since, left_behind(output))
 
 
 def left_behind(output: Path) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from faults.launches import Fault, Launch, draw_loss, train
+from faults.launches import Fault, Launch, by_command, draw_loss, train
 from faults.test_signals import newest_hash, only_run
 from faults.trials import rows, write_recipe
 from surefoot.core.errors import EXIT_DONE, EXIT_FAILED
@@ -18,7 +19,7 @@ from surefoot.observe.run_folder import CONFIG_NAME
 from surefoot.state.checkpoint import list_checkpoints
 
 DEATH_SECONDS = 10.0
-DEADLINE_SECONDS = 6.0
+DEADLINE_SECONDS = 10.0
 
 
 @dataclass
@@ -44,14 +45,19 @@ class Trials:
         assert run is not None
         return cls(folder, recipe, num_ranks, output, rows(run), newest_hash(run))
 
-    def befalls(self, fault: Fault, what: str) -> tuple[Launch, str, Path | None]:
+    def befalls(
+        self, fault: Fault, what: str, forked: bool = True
+    ) -> tuple[Launch, str, Path | None]:
         """Launches with a fault; how it ended, what it said, its run."""
         self.count += 1
         runs = self.folder / f"trial-{self.count}"
         self.output.write_text("")
         deadline = f"parallel.deadline={DEADLINE_SECONDS:g} s"
         arguments = [self.recipe, "--runs", str(runs), "--set", deadline]
-        ended = train(arguments, self.output, fault, self.num_ranks)
+        if forked:
+            ended = train(arguments, self.output, fault, self.num_ranks)
+        else:
+            ended = by_command(runs, arguments, self.output, fault)
         said = self.output.read_text()
         assert not ended.left, f"{what}: {ended}\n{said}"
         if ended.since_fault is None:
@@ -86,8 +92,9 @@ def test_a_rank_that_is_killed_anywhere(
     trials = Trials.of(tmp_path, "mlp", num_ranks, monkeypatch)
     seed = random.SystemRandom().randrange(2**32)
     moments = random.Random(seed)
-    longest, met = 0.0, 0
-    for trial in range(num_trials(few, stated)):
+    longest, met, trial = 0.0, 0, 0
+    while met < num_trials(few, stated):
+        trial += 1
         fault = draw_loss(moments, num_ranks, "signal", signal.SIGKILL)
         what = f"seed {seed}, trial {trial}, {fault}"
         ended, said, run = trials.befalls(fault, what)
@@ -104,10 +111,37 @@ def test_a_rank_that_is_killed_anywhere(
 
 
 @pytest.mark.faults_full
+@pytest.mark.timeout(3600)
+def test_ranks_of_the_command_that_die_or_hang(
+    tmp_path: Path, num_trials: Callable[[int, int], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not num_trials(0, 6):
+        pytest.skip("tried by `make faults`")
+    trials = Trials.of(tmp_path, "mlp", 2, monkeypatch)
+    moments, longest, met = random.SystemRandom(), {"dies": 0.0, "hangs": 0.0}, 0
+    while met < num_trials(0, 6):
+        kind = ["dies", "hangs"][met % 2]
+        number = signal.SIGKILL if kind == "dies" else signal.SIGSTOP
+        fault = Fault("rows", moments.randrange(1, 24), moments.choice("01"), number)
+        ended, said, run = trials.befalls(fault, str(fault), forked=False)
+        if ended.since_fault is not None:
+            met += 1
+            longest[kind] = max(longest[kind], ended.since_fault)
+            told = f"{fault}: {ended}\n{said}"
+            assert ended.code == EXIT_FAILED and said.count("error: ") == 1, told
+            how = "was ended by SIGKILL" if kind == "dies" else "(hangs|did not answer)"
+            assert re.search(f"rank {fault.target} {how}", said), told
+            limit = DEATH_SECONDS if kind == "dies" else 2 * DEADLINE_SECONDS
+            assert ended.since_fault <= limit, told
+        trials.goes_on(run, str(fault))
+    print(f"by the command: {met} dead or hung, over after {longest} s at most")
+
+
+@pytest.mark.faults_full
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize(
     ("act", "num_ranks", "few", "stated"),
-    [("signal", 2, 1, 12), ("signal", 4, 0, 6), ("spin", 2, 0, 6), ("hold", 2, 0, 6)],
+    [("signal", 2, 0, 12), ("signal", 4, 0, 6), ("spin", 2, 0, 6), ("hold", 2, 0, 6)],
 )
 def test_a_rank_that_hangs_anywhere(
     act: str,
@@ -123,8 +157,9 @@ def test_a_rank_that_hangs_anywhere(
     trials = Trials.of(tmp_path, "mlp", num_ranks, monkeypatch)
     seed = random.SystemRandom().randrange(2**32)
     moments = random.Random(seed)
-    longest, met = 0.0, 0
-    for trial in range(num_trials(few, stated)):
+    longest, met, trial = 0.0, 0, 0
+    while met < num_trials(few, stated):
+        trial += 1
         fault = draw_loss(moments, num_ranks, act, signal.SIGSTOP)
         what = f"seed {seed}, trial {trial}, {fault}"
         ended, said, run = trials.befalls(fault, what)
@@ -135,7 +170,7 @@ def test_a_rank_that_hangs_anywhere(
             assert ended.code == EXIT_FAILED, told
             assert ended.since_fault <= 2 * DEADLINE_SECONDS, told
             assert said.count("error: ") == 1, told
-            assert f"rank {fault.target} hangs" in said or "did not answer" in said, told
+            assert re.search(f"rank {fault.target} (hangs|did not answer)", said), told
             assert run is not None
             stacks = {path.name for path in (run / "artifacts").glob("stacks-rank-*.txt")}
             assert len(stacks) == num_ranks, f"{told}\n{stacks}"

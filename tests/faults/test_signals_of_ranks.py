@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import signal
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from faults.launches import ALL, LAUNCHER, Fault, draw_stop, train
+from faults.launches import ALL, LAUNCHER, Fault, by_command, draw_stop, train
 from faults.test_signals import newest_hash, newest_step, only_run
 from faults.trials import rows, write_recipe
 from surefoot.core.errors import EXIT_DONE, EXIT_STOPPED
@@ -19,9 +21,17 @@ from surefoot.observe.run_folder import CONFIG_NAME
 
 @pytest.mark.faults_full
 @pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("how", "few", "stated"), [("forked", 2, 90), ("by the command", 0, 10)])
 def test_two_ranks_told_to_stop_at_a_random_moment(
-    tmp_path: Path, num_trials: Callable[[int, int], int], monkeypatch: pytest.MonkeyPatch
+    how: str,
+    few: int,
+    stated: int,
+    tmp_path: Path,
+    num_trials: Callable[[int, int], int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if not num_trials(few, stated):
+        pytest.skip("tried by `make faults`")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     recipe = str(write_recipe(tmp_path, "mlp"))
     output = tmp_path / "output.txt"
@@ -32,19 +42,26 @@ def test_two_ranks_told_to_stop_at_a_random_moment(
     expected_rows, expected_hash = rows(run), newest_hash(run)
     seed = random.SystemRandom().randrange(2**32)
     moments = random.Random(seed)
-    stops: dict[str, int] = {}
-    for trial in range(num_trials(2, 100)):
+    stops: Counter[str] = Counter()
+    trial = met = 0
+    while met < num_trials(few, stated):
+        trial += 1
         fault = draw_stop(moments, whole.seconds)
+        if how == "by the command":
+            fault = replace(fault, amount=moments.randrange(1, 24))
         what = f"seed {seed}, trial {trial}, {fault}"
         runs = tmp_path / f"trial-{trial}"
-        stopped = train([recipe, "--runs", str(runs)], output, fault)
+        told = [recipe, "--runs", str(runs)]
+        forked = how == "forked"
+        stopped = train(told, output, fault) if forked else by_command(runs, told, output, fault)
+        met += stopped.since_fault is not None
         assert not stopped.left, f"{what}: {stopped.left}"
         said = f"{what}: {stopped}\n{output.read_text()}"
         assert stopped.code in (EXIT_DONE, EXIT_STOPPED), said
         run = only_run(runs)
         if run is None or not (run / CONFIG_NAME).exists():
             assert stopped.code == EXIT_STOPPED, said
-            stops["before it began"] = stops.get("before it began", 0) + 1
+            stops["before it began"] += 1
             continue
         if stopped.code == EXIT_STOPPED:
             lost = len([row for row in rows(run) if row["row"] == "step"]) - newest_step(run)
@@ -52,13 +69,13 @@ def test_two_ranks_told_to_stop_at_a_random_moment(
             # It may have been told after it had finished.
             last = [event.kind for event in read_events(run / "events.jsonl")][-1]
             assert last in ("stopped", "finished"), said
-            stops[fault.moment] = stops.get(fault.moment, 0) + 1
+            stops[fault.moment if forked else "command"] += 1
             resumed = train(["--resume", str(run)], output)
             assert resumed.code == EXIT_DONE, f"{what}\n{output.read_text()}"
         assert rows(run) == expected_rows, what
         assert newest_hash(run) == expected_hash, what
         output.write_text("")
-    print(f"two ranks: stopped {stops}")
+    print(f"two ranks, {how}: {met} signals, of which {stops} stopped a run before its end")
 
 
 WAITS = """

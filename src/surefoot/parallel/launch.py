@@ -44,7 +44,7 @@ SHELL_CODE_OF_SIGNAL = 128
 ENDING_SECONDS = 5.0
 """How long the other ranks may take to leave after the first failure; torch would wait for 30."""
 HANG_ENDING_SECONDS = 2.0
-"""The same where one of them hangs: they have been leaving before."""
+"""The same where one of them hangs."""
 ECHO_SECONDS = 0.5
 """Signals that come so soon after the first one are the same request."""
 TICK_SECONDS = 0.1
@@ -190,15 +190,18 @@ class _Launch:
                 self._look(min(seconds, 2 * LOOK_SECONDS))
 
     def _is_overdue(self, now: float) -> bool:
+        """Whether ranks are left that should have left by now."""
         looks_since = self._agent.looks_since
+        hang_since = self._hangs_since
         if looks_since is not None and now - looks_since > HANG_ENDING_SECONDS:
             said = self._said()
-            hangs = said is not None and said.how is How.HANGS
-            if hangs or now - looks_since > ENDING_SECONDS:
-                return True
-        told_again = self._second[1] if self._second is not None else None
-        return any(
-            since and now - since > ENDING_SECONDS for since in (self._hangs_since, told_again)
+            if said is not None and said.how is How.HANGS:
+                hang_since = hang_since or looks_since
+        asked_again = self._second[1] if self._second is not None else None
+        return (
+            (hang_since is not None and now - hang_since > HANG_ENDING_SECONDS)
+            or (looks_since is not None and now - looks_since > ENDING_SECONDS)
+            or (asked_again is not None and now - asked_again > ENDING_SECONDS)
         )
 
     def _said(self) -> Failure | None:

@@ -360,13 +360,12 @@ class Lookout:
 
 
 def ask_for_stacks(store: dist.Store, rank: int) -> None:
-    """Makes a rank on this machine write down its stacks, also one that is stopped."""
+    """Makes a rank that trains on this machine write down its stacks, even if it is stopped."""
     sign = read_signs(store, [rank]).get(rank)
-    if sign is None or birth_of(sign.pid) != sign.born:
+    if sign is None or not sign.listens or birth_of(sign.pid) != sign.born:
         return
     with suppress(OSError):
-        if sign.listens:
-            os.kill(sign.pid, ASK_SIGNAL)
+        os.kill(sign.pid, ASK_SIGNAL)
         os.kill(sign.pid, signal.SIGCONT)
 
 

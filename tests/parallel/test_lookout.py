@@ -1,0 +1,225 @@
+"""Ranks that are gone, silent or late are named, by the rank that finds out first; all leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from surefoot.core.errors import RankError
+from surefoot.observe.lock import birth_of, this_place
+from surefoot.parallel import lookout as module
+from surefoot.parallel.lookout import Attachment, Lookout, Sign, Silence, behind, sign_key
+from surefoot.parallel.lost import Failure, How, claim, first_failure
+
+DEADLINE = 1.0
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(module, "LEAVE_SECONDS", 0.2)
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that stands for another rank."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
+class Training:
+    """What a rank tells and does, where it trains."""
+
+    def __init__(self, store: dist.Store, rank: int = 0, size: int = 2) -> None:
+        self.said: list[str] = []
+        self.told: list[RankError] = []
+        self.ended = threading.Event()
+        self.is_asked = False
+        self.lookout = Lookout(store, rank, size, DEADLINE, self.told.append, self.ended.set)
+        self.attachment = Attachment(
+            dump=lambda: self.said.append("stacks"),
+            record=lambda error: self.said.append(error.what),
+            doing=lambda: "an update",
+            asked=lambda: self.is_asked,
+        )
+
+    def run(self, calls: dict[str, int] | None = None) -> None:
+        """Trains until it is ended."""
+        self.lookout._calls = lambda: dict(calls or {})  # type: ignore[method-assign]
+        with self.lookout.attached(self.attachment):
+            self.lookout.start()
+            assert self.ended.wait(30)
+
+
+def leave_sign(store: dist.Store, rank: int, **fields: Any) -> None:
+    sign = replace(Sign.here(), **fields)
+    store.set(sign_key(rank), json.dumps(asdict(sign)))
+
+
+def of(process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    return {"pid": process.pid, "born": birth_of(process.pid), "place": this_place()}
+
+
+def test_a_process_that_has_died_on_this_machine_is_seen_at_once(
+    sleeper: subprocess.Popen[bytes],
+) -> None:
+    store = dist.HashStore()
+    leave_sign(store, 1, **of(sleeper))
+    training = Training(store)
+    sleeper.kill()
+    sleeper.wait()
+    began = time.monotonic()
+    training.run()
+    assert time.monotonic() - began < 20
+    failure = first_failure(store)
+    assert failure is not None and (failure.rank, failure.how, failure.by) == (1, How.GONE, 0)
+    # Whoever started that process tells of its end.
+    assert training.told == [] and training.said == ["stacks", "rank 1 is gone"]
+
+
+def test_one_that_has_come_to_its_end_is_not_lost(sleeper: subprocess.Popen[bytes]) -> None:
+    store = dist.HashStore()
+    leave_sign(store, 1, **of(sleeper), left=True)
+    training = Training(store)
+    sleeper.kill()
+    sleeper.wait()
+    training.lookout.start()
+    time.sleep(2 * DEADLINE)
+    training.lookout.stop()
+    assert first_failure(store) is None and not training.ended.is_set()
+    assert Sign(**json.loads(store.get(sign_key(0)))).left
+
+
+def test_a_stopped_process_is_named_within_the_deadline(
+    sleeper: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    store = dist.HashStore()
+    leave_sign(store, 1, **of(sleeper), doing="a save")
+    sleeper.send_signal(signal.SIGSTOP)
+    training = Training(store)
+    training.run()
+    (error,) = training.told
+    assert error.what == "rank 1 hangs: its process is stopped, since 1 s"
+    assert "last: a save" in error.where and "parallel.deadline" in error.rule
+    assert training.said == ["stacks", error.what]
+
+
+def test_one_that_gives_signs_is_waited_for() -> None:
+    store = dist.HashStore()
+    first, second = Training(store, 0), Training(store, 1)
+    for training in (first, second):
+        training.lookout._calls = lambda: {}  # type: ignore[method-assign]
+        training.lookout.start()
+    time.sleep(2 * DEADLINE)
+    first.lookout.stop()
+    second.lookout.stop()
+    assert first_failure(store) is None
+
+
+def test_one_that_does_not_come_to_a_collective_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted: list[int] = []
+    monkeypatch.setattr(module, "ask_for_stacks", lambda store, rank: wanted.append(rank))
+    store = dist.HashStore()
+    first, second = Training(store, 0), Training(store, 1)
+    threads = [
+        threading.Thread(target=first.run, args=({"0": 7, "1": 3},)),
+        threading.Thread(target=second.run, args=({"0": 6, "1": 3},)),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (error,) = first.told
+    assert "rank 1 hangs: others have waited for it in a collective for 1 s" in error.what
+    assert second.told == [] and second.said == ["stacks", error.what], "it leaves too"
+    assert wanted == [1], "once, by one that is not meant"
+
+
+def test_a_rank_that_trains_is_asked_for_its_stacks_and_goes_on(
+    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = dist.HashStore()
+    sent: list[tuple[int, int]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "kill", lambda pid, number: sent.append((pid, number)))
+        module.ask_for_stacks(store, 1)
+        leave_sign(store, 1, **of(sleeper))
+        module.ask_for_stacks(store, 1)
+        leave_sign(store, 1, **{**of(sleeper), "born": "another"}, listens=True)
+        module.ask_for_stacks(store, 1)
+        assert sent == []
+        leave_sign(store, 1, **of(sleeper), listens=True)
+        module.ask_for_stacks(store, 1)
+    assert sent == [(sleeper.pid, signal.SIGUSR2), (sleeper.pid, signal.SIGCONT)]
+
+
+def test_all_that_wait_for_nobody_and_are_late() -> None:
+    assert behind({0: {"a": 4}, 1: {"a": 4}}) == []
+    assert behind({0: {"a": 4}, 1: {"b": 3}}) == [], "no group in common"
+    assert behind({r: {"a": 5 - (r in (1, 2))} for r in range(4)}) == [1, 2]
+
+
+def test_what_passes_while_nobody_looks_is_held_against_nobody() -> None:
+    silence = Silence()
+    sign = Sign.here()
+    assert silence.longest({1: sign, 2: sign}, 5.0) == (1, 0.0)
+    assert silence.longest({1: replace(sign, count=1), 2: sign}, 0.5) == (2, 0.5)
+    assert silence.longest({1: replace(sign, count=1), 2: sign}, 0.5) == (2, 1.0)
+    assert silence.longest({}, 0.5) == (0, 0.0)
+
+
+def test_the_first_word_counts_and_a_rank_that_fails_tells_itself() -> None:
+    store = dist.HashStore()
+    own = Failure(0, How.FAILED, 0)
+    assert claim(store, own) == own
+    assert claim(store, Failure(1, How.GONE, 0)) == own
+    failing, other = Training(store, 0), Training(store, 1)
+    failing.lookout.start()
+    other.run()
+    assert other.said == ["rank 0 has failed"], "stacks tell nothing here"
+    failing.lookout._thread.join(10)
+    assert not failing.ended.is_set() and failing.told == []
+
+
+def test_a_main_thread_that_leaves_by_itself_is_left_alone() -> None:
+    store = dist.HashStore()
+    training = Training(store)
+    training.lookout.start()
+    with suppress(RankError), training.lookout.attached(training.attachment):
+        claim(store, Failure(1, How.HANGS, 1, "rank 1 hangs"))
+        raise RankError("rank 1 hangs")
+    training.lookout._thread.join(10)
+    assert not training.ended.is_set()
+    training.lookout.stop()
+
+
+def test_what_one_rank_is_asked_the_others_hear() -> None:
+    store = dist.HashStore()
+    first, second = Training(store, 0), Training(store, 1)
+    with first.lookout.attached(first.attachment), second.lookout.attached(second.attachment):
+        for training in (first, second):
+            training.lookout._calls = lambda: {}  # type: ignore[method-assign]
+            training.lookout.start()
+        first.is_asked = True
+        until = time.monotonic() + 20
+        while not second.lookout.any_asked:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    with second.lookout.attached(second.attachment):
+        assert not second.lookout.any_asked, "that was another training"
+    first.lookout.stop()
+    second.lookout.stop()
+    assert os.getpid() == Sign.here().pid
