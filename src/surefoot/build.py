@@ -89,7 +89,14 @@ def run_recipe(
         _show_mesh(assembly, console)
         needed = needed_bytes(assembly, resuming=True)
         run = resume
-        folder = take_folder(assembly.place.ranks, lambda: RunFolder.open(run, needed_bytes=needed))
+
+        def tell(text: str) -> None:
+            if console is not None:
+                console.print(text, markup=False, highlight=False)
+
+        folder = take_folder(
+            assembly.place.ranks, lambda: RunFolder.open(run, needed_bytes=needed, tell=tell)
+        )
         told = Resumption(before.recipe.settings, tuple(changes), tuple(accept_changes))
     try:
         result = train_in_folder(folder, recipe.name, resolved, prepared, assembly, told)

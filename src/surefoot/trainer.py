@@ -7,6 +7,7 @@ afterwards is the same code.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -121,11 +122,17 @@ class Trainer:
             changes = accept_differences(before, self.resolved, accept)
             needed = needed_bytes(assembly, resuming=True)
             run = resume
-            folder = take_folder(ranks, lambda: RunFolder.open(run, needed_bytes=needed))
+            folder = take_folder(
+                ranks, lambda: RunFolder.open(run, needed_bytes=needed, tell=self._say)
+            )
             resumption = Resumption(before.config, tuple(changes), tuple(accept))
         return train_in_folder(
             folder, self.name, self.resolved, prepared, assembly, resumption, self._observers
         )
+
+    def _say(self, text: str) -> None:
+        if self.resolved.config.log.console != "off":
+            print(text, file=sys.stderr, flush=True)
 
     def evaluate(self) -> dict[str, float]:
         """Metrics of the model as it is now, as SET/METRIC; leaves no trace."""

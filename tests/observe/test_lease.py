@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from surefoot.core.errors import RunFolderError
-from surefoot.observe import lock
+from surefoot.observe import lock, run_folder
 from surefoot.observe.lease import HEARTBEAT_NAME, Lease, LeaseTimes, owns
 from surefoot.observe.lock import LOCK_NAME, Owner, birth_of, is_in_use, read_owner, this_place
 
@@ -103,6 +103,16 @@ def test_an_owner_elsewhere_is_replaced_after_its_silence_was_watched(
     assert time.monotonic() - began >= QUICK.silent_seconds
     assert lease.still_owner() and "on far" in told[0]
     lease.release()
+
+
+def test_who_resumes_a_run_is_told_why_it_waits(
+    tmp_path: Path, network_disk: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_folder, "Lease", lambda path, tell: Lease(path, QUICK, tell))
+    leave(tmp_path, ELSEWHERE)
+    told: list[str] = []
+    with run_folder.RunFolder.open(tmp_path, tell=told.append):
+        assert len(told) == 1 and "watching for 0.3 s" in told[0] and "on far" in told[0]
 
 
 def test_an_owner_that_gave_the_folder_back_is_not_waited_for(

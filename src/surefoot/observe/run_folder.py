@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -122,8 +122,18 @@ class RunFolder:
             raise _cannot_be_made(path, error) from error
 
     @classmethod
-    def open(cls, path: str | Path, *, needed_bytes: int = 0) -> RunFolder:
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        needed_bytes: int = 0,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> RunFolder:
         """Takes an existing run folder, to resume its run.
+
+        Args:
+            needed_bytes: what the run will write at most.
+            tell: is told before a long wait: an owner on another machine is watched for a minute.
 
         Raises:
             RunFolderError: it is missing, is no run folder, is in use (the owner is named), or
@@ -131,7 +141,7 @@ class RunFolder:
         """
         path = find_run(path)
         check_free_space(path, needed_bytes)
-        folder = cls(path, Lease(path))
+        folder = cls(path, Lease(path, tell=tell))
         remove_leftovers(path)
         return folder
 
