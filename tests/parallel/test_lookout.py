@@ -43,12 +43,15 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 class Training:
     """What a rank tells and does, where it trains."""
 
-    def __init__(self, store: dist.Store, rank: int = 0, size: int = 2) -> None:
+    def __init__(
+        self, store: dist.Store, rank: int = 0, size: int = 2, keeper: int | None = None
+    ) -> None:
         self.said: list[str] = []
-        self.told: list[RankError] = []
+        self.told: list[Failure] = []
         self.ended = threading.Event()
         self.is_asked = False
-        self.lookout = Lookout(store, rank, size, DEADLINE, self.told.append, self.ended.set)
+        told, end = self.told.append, self.ended.set
+        self.lookout = Lookout(store, rank, size, DEADLINE, told, end, keeper)
         self.attachment = Attachment(
             dump=lambda: self.said.append("stacks"),
             record=lambda error: self.said.append(error.what),
@@ -86,8 +89,7 @@ def test_a_process_that_has_died_on_this_machine_is_seen_at_once(
     assert time.monotonic() - began < 20
     failure = first_failure(store)
     assert failure is not None and (failure.rank, failure.how, failure.by) == (1, How.GONE, 0)
-    # Whoever started that process tells of its end.
-    assert training.told == [] and training.said == ["stacks", "rank 1 is gone"]
+    assert training.told == [failure] and training.said == ["stacks", "rank 1 is gone"]
 
 
 def test_one_that_has_come_to_its_end_is_not_lost(sleeper: subprocess.Popen[bytes]) -> None:
@@ -111,7 +113,8 @@ def test_a_stopped_process_is_named_within_the_deadline(
     sleeper.send_signal(signal.SIGSTOP)
     training = Training(store)
     training.run()
-    (error,) = training.told
+    (failure,) = training.told
+    error = failure.error()
     assert error.what == "rank 1 hangs: its process is stopped, since 1 s"
     assert "last: a save" in error.where and "parallel.deadline" in error.rule
     assert training.said == ["stacks", error.what]
@@ -143,7 +146,8 @@ def test_one_that_does_not_come_to_a_collective_is_named(monkeypatch: pytest.Mon
     for thread in threads:
         thread.join()
     (error,) = first.told
-    assert "rank 1 hangs: others have waited for it in a collective for 1 s" in error.what
+    assert error.rank == 1
+    assert error.what == "rank 1 hangs: others have waited for it in a collective for 1 s"
     assert second.told == [] and second.said == ["stacks", error.what], "it leaves too"
     assert wanted == [1], "once, by one that is not meant"
 
@@ -164,6 +168,26 @@ def test_a_rank_that_trains_is_asked_for_its_stacks_and_goes_on(
         leave_sign(store, 1, **of(sleeper), listens=True)
         module.ask_for_stacks(store, 1)
     assert sent == [(sleeper.pid, signal.SIGUSR2), (sleeper.pid, signal.SIGCONT)]
+
+
+def test_a_rank_that_keeps_the_store_and_stops_is_named_without_it() -> None:
+    store = dist.HashStore()
+    training = Training(store, rank=1, keeper=0)
+    answers = threading.Event()
+    read = module.first_failure
+
+    def first_failure_of(store: dist.Store) -> Failure | None:
+        assert answers.wait(30)
+        return read(store)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "first_failure", first_failure_of)
+        training.run()
+        answers.set()
+        training.lookout._thread.join(10)
+    assert training.said[0] == "stacks"
+    assert training.said[1] == "rank 0 hangs: it keeps the store, which is silent for 1 s"
+    training.lookout.stop()
 
 
 def test_all_that_wait_for_nobody_and_are_late() -> None:

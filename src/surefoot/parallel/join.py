@@ -59,8 +59,9 @@ def join_ranks(timeout_seconds: float = JOIN_SECONDS) -> None:
         backend = "cpu:gloo,cuda:nccl"
         set_where_free(FLIGHT_RECORDER)
     limit = timedelta(seconds=timeout_seconds)
+    by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        if by_agent:
             store = launchers_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
             _wait_for_all(store, rank, size, timeout_seconds)
         dist.init_process_group(backend, timeout=limit)
@@ -72,7 +73,8 @@ def join_ranks(timeout_seconds: float = JOIN_SECONDS) -> None:
             remedy="check that each was started, and that this address can be reached from each",
         ) from error
     own: Any = shared_store()
-    lookout.begin(Lookout(own.clone(), rank, size, timeout_seconds, _tell))
+    keeper = None if by_agent else 0
+    lookout.begin(Lookout(own.clone(), rank, size, timeout_seconds, _tell, keeper=keeper))
     atexit.register(leave_ranks)
 
 
@@ -117,22 +119,24 @@ def launcher_tells() -> bool:
     return os.environ.get("TORCHELASTIC_RUN_ID", "").startswith(RUN_ID_PREFIX)
 
 
-def _tell(error: RankError) -> None:
-    if not launcher_tells():
-        print(f"error: {error}", file=sys.stderr, flush=True)
+def _tell(failure: Failure) -> None:
+    # Torch's launcher tells of a process that is killed, and of no other loss.
+    by_launcher = failure.how is How.GONE and "TORCHELASTIC_RUN_ID" in os.environ
+    if not launcher_tells() and not by_launcher:
+        print(f"error: {failure.error()}", file=sys.stderr, flush=True)
 
 
 def fails_first() -> bool:
     """Whether this rank is the first of all to fail: it alone says why.
 
-    The others then fail for want of it. A rank that cannot ask is silent.
+    The others then fail for want of it. Where the store is gone no rank can ask: a launcher tells.
     """
     if not dist.is_initialized():
         return True
     with suppress(dist.DistError, RuntimeError):
         own = Failure(dist.get_rank(), How.FAILED, dist.get_rank())
         return claim(shared_store(), own) == own
-    return False
+    return "TORCHELASTIC_RUN_ID" not in os.environ
 
 
 def lost_rank(seconds: float) -> Failure | None:

@@ -151,8 +151,9 @@ class Lookout:
         rank: of this process.
         size: how many ranks there are.
         deadline_seconds: longest wait for another rank.
-        tell: is told of a rank that hangs, by the one rank that found out first.
+        tell: is told of a rank that is lost, on the one rank that found out first.
         end: ends this process, at once.
+        keeper: the rank whose process keeps the store, if one does: where it stops, the store does.
     """
 
     def __init__(
@@ -161,8 +162,9 @@ class Lookout:
         rank: int,
         size: int,
         deadline_seconds: float,
-        tell: Callable[[RankError], None] = lambda error: None,
+        tell: Callable[[Failure], None] = lambda failure: None,
         end: Callable[[], None] | None = None,
+        keeper: int | None = None,
     ) -> None:
         self.rank = rank
         self.failure: Failure | None = None
@@ -170,6 +172,7 @@ class Lookout:
         self._size = size
         self._deadline = deadline_seconds
         self._tell, self._end = tell, end or _end_process
+        self._keeper = keeper
         self._attachment: Attachment | None = None
         self._attachments = 0
         self.any_asked = False
@@ -190,6 +193,8 @@ class Lookout:
     def start(self) -> None:
         """Begins to look."""
         self._thread.start()
+        if self._keeper not in (None, self.rank):
+            threading.Thread(target=self._watch_store, name="surefoot-store", daemon=True).start()
 
     def accuse(self, store: dist.Store, failure: Failure) -> Failure:
         """Claims and tells of a rank that hangs, on the thread that has waited for it.
@@ -202,8 +207,8 @@ class Lookout:
         """
         self.write_stacks(failure)
         counts = claim(store, failure)
-        if counts == failure and failure.how is How.HANGS:
-            self._tell(failure.error())
+        if counts == failure:
+            self._tell(failure)
         return counts
 
     def write_stacks(self, failure: Failure) -> None:
@@ -252,7 +257,7 @@ class Lookout:
         last = time.monotonic()
         # A store that is gone says that the launcher, or rank 0, is: others see to that.
         with suppress(dist.DistError, RuntimeError):
-            while not self._done.wait(min(LOOK_SECONDS, self._deadline / LOOKS_PER_DEADLINE)):
+            while not self._done.wait(self._pause()):
                 now = time.monotonic()
                 # What this process slept through, or was stopped in, is held against nobody.
                 self._look(min(now - last, 2 * LOOK_SECONDS))
@@ -262,6 +267,9 @@ class Lookout:
                     if failure.how is not How.FAILED or failure.rank != self.rank:
                         self._leave(failure)
                     return
+
+    def _pause(self) -> float:
+        return min(LOOK_SECONDS, self._deadline / LOOKS_PER_DEADLINE)
 
     def _look(self, seconds: float) -> None:
         calls = self._calls()
@@ -342,6 +350,30 @@ class Lookout:
         self._sign = replace(self._sign, count=self._sign.count + 1)
         self._store.set(sign_key(self.rank), json.dumps(asdict(self._sign)))
 
+    def _watch_store(self) -> None:
+        """Ends this process where the store does not answer: nothing can be said through it."""
+        assert self._keeper is not None
+        silence, last = Silence(), time.monotonic()
+        silent = 0.0
+        while silent <= self._deadline:
+            if self._done.wait(self._pause()) or not self._thread.is_alive():
+                return
+            now = time.monotonic()
+            passed = min(now - last, 2 * LOOK_SECONDS)
+            # This rank gives a sign each time that the store has answered all that was asked.
+            _, silent = silence.longest({self._keeper: self._sign}, passed)
+            last = now
+        what = f"rank {self._keeper} hangs: it keeps the store, which is silent for {silent:.0f} s"
+        failure = Failure(self._keeper, How.HANGS, self.rank, what, f"seen by rank {self.rank}")
+        self._tell(failure)
+        self.write_stacks(failure)
+        self._record_and_end(failure, self._attachment)
+
+    def _record_and_end(self, failure: Failure, attachment: Attachment | None) -> None:
+        if attachment is not None:
+            attachment.record(failure.error(f"seen by rank {self.rank}"))
+        self._end()
+
     def _leave(self, failure: Failure) -> None:
         attachment = self._attachment
         self.write_stacks(failure)
@@ -352,11 +384,8 @@ class Lookout:
         if failure.how is How.HANGS and failure.rank in near and asks == self.rank:
             # Last, since it wakes up a process that was stopped.
             ask_for_stacks(self._store, failure.rank)
-        if left:
-            return
-        if attachment is not None:
-            attachment.record(failure.error(f"seen by rank {self.rank}"))
-        self._end()
+        if not left:
+            self._record_and_end(failure, attachment)
 
 
 def ask_for_stacks(store: dist.Store, rank: int) -> None:
