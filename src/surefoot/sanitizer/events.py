@@ -164,6 +164,8 @@ class SchedulerStep(Event):
     scheduler: SchedulerState
     before: tuple[float, ...]
     after: tuple[float, ...]
+    by_user: bool
+    """Whether the user's own line called it, not a library that steps once per rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,6 +87,18 @@ def user_site(depth: int = 1) -> Site:
     return NOWHERE
 
 
+def user_stack(depth: int = 1, most: int = 8) -> tuple[Site, ...]:
+    """The places in the user's code that led here, the innermost first."""
+    frame: FrameType | None = sys._getframe(depth)
+    found: list[Site] = []
+    while frame is not None and len(found) < most:
+        code = frame.f_code
+        if is_user_file(code.co_filename):
+            found.append(Site(code.co_filename, frame.f_lineno, code.co_qualname))
+        frame = frame.f_back
+    return tuple(found)
+
+
 def called_by_user(depth: int = 2) -> bool:
     """Whether the frame `depth` up is the user's own, with no library between."""
     try:

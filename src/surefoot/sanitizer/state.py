@@ -47,6 +47,7 @@ class ParameterState:
         "touched",
         "unknown",
         "used",
+        "witness",
     )
 
     def __init__(self, tensor: torch.Tensor, key: int) -> None:
@@ -73,6 +74,8 @@ class ParameterState:
         """Sequence number of the latest of them."""
         self.scale_pending = False
         """Whether the buffer holds gradients of a scaled loss."""
+        self.witness: tuple[float, ...] | None = None
+        """First values of the buffer as last seen, of one parameter of each optimizer."""
 
     def tensor(self) -> torch.Tensor | None:
         return self.ref()

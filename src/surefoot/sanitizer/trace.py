@@ -40,6 +40,9 @@ EXTRA_WALKS = 4
 NAMED_UPDATES = 2
 MOST_WALKS = 200
 ROOTS_KEPT = 64
+WITNESSED = 6
+SCALED = 0.01
+"""Values that were scaled together agree to half precision."""
 INTERNAL_ERRORS_KEPT = 20
 
 
@@ -146,6 +149,10 @@ class Trace:
             state.ref() is not tensor for state, tensor in zip(known, tensors, strict=True)
         ):
             optimizer.parameters = [self.parameter(tensor) for tensor in tensors]
+            several = [state for state in optimizer.parameters if state.numel > 1]
+            if several:
+                smallest = min(several, key=lambda state: state.numel)
+                smallest.witness = smallest.witness or ()
 
     def observe_gradients(self, states: Iterable[ParameterState]) -> list[ParameterState]:
         """Compares gradient buffers with what was last seen; returns those that changed.
@@ -153,7 +160,7 @@ class Trace:
         A change is put down to the known call that is running, or to the user's own code.
         """
         cause = self.causes[-1] if self.causes else "user"
-        changed = []
+        changed, by_hand = [], []
         for state in states:
             tensor = state.ref()
             if tensor is None:
@@ -172,12 +179,45 @@ class Trace:
             fresh = state.grad_id == 0
             state.grad_id, state.grad_version = identity, version
             changed.append(state)
-            self._account(state, gradient, cause, fresh)
+            if cause == "user":
+                by_hand.append((state, gradient))
+            else:
+                self._account(state, cause, fresh)
+                state.witness = None if state.witness is None else _first_values(gradient)
+        if by_hand:
+            self._account_by_hand(by_hand)
         return changed
 
-    def _account(
-        self, state: ParameterState, gradient: torch.Tensor, cause: str, fresh: bool
-    ) -> None:
+    def _account_by_hand(self, changed: Sequence[tuple[ParameterState, torch.Tensor]]) -> None:
+        """The user's own code changed gradients: cleared them, scaled them, or anything else."""
+        scaled = False
+        for state, gradient in changed:
+            if state.witness is not None:
+                before, state.witness = state.witness, _first_values(gradient)
+                # Scaled after use is a momentum of the user's own making.
+                is_fresh = state.contributions > state.used
+                scaled = scaled or (is_fresh and _is_scaled(before, state.witness))
+        for state, gradient in changed:
+            state.touched = True
+            if gradient.is_sparse or gradient.device.type != "cpu":
+                state.unknown = True
+            elif not bool(gradient.any()):
+                state.contributions = state.used = 0
+                state.unknown = False
+            elif scaled:
+                state.scale_pending = False
+            else:
+                state.unknown = True
+
+    def changed_by_collective(self, states: Iterable[ParameterState]) -> None:
+        """Gradients were summed over ranks, which no version of a tensor tells."""
+        for state in states:
+            self.observe_gradients([state])
+            tensor = state.ref()
+            if state.witness is not None and tensor is not None and tensor.grad is not None:
+                state.witness = _first_values(tensor.grad)
+
+    def _account(self, state: ParameterState, cause: str, fresh: bool) -> None:
         if cause == "backward":
             state.contributions = 1 if fresh else state.contributions + 1
             state.backwards += 1
@@ -185,15 +225,6 @@ class Trace:
         elif cause == "zero":
             state.contributions = state.used = 0
             state.unknown = state.scale_pending = False
-        elif cause == "user":
-            state.touched = True
-            if gradient.is_sparse or gradient.device.type != "cpu":
-                state.unknown = True
-            elif not bool(gradient.any()):
-                state.contributions = state.used = 0
-                state.unknown = False
-            else:
-                state.unknown = True
 
     def module_key(self, module: nn.Module) -> int:
         """A number that stands for a module, for rules that must not keep it."""
@@ -352,6 +383,9 @@ class Trace:
         """Closes the window of an optimizer."""
         optimizer.steps += 1
         self.updates += 1
+        if optimizer.steps == 1:
+            # What was not trained so far may be from now on.
+            self._trained = {key: seen for key, seen in self._trained.items() if seen[1]}
         if optimizer.steps <= NAMED_UPDATES:
             # Names and rates must outlive the model: most scripts build it inside a function.
             for state in optimizer.parameters:
@@ -403,6 +437,22 @@ def _event_kinds() -> list[type[ev.Event]]:
         for kind in vars(ev).values()
         if isinstance(kind, type) and issubclass(kind, ev.Event) and kind is not ev.Event
     ]
+
+
+def _first_values(gradient: torch.Tensor) -> tuple[float, ...]:
+    if gradient.is_sparse or gradient.device.type != "cpu" or gradient.is_complex():
+        return ()
+    values: list[float] = gradient.detach().reshape(-1)[:WITNESSED].tolist()
+    return tuple(values)
+
+
+def _is_scaled(before: tuple[float, ...], after: tuple[float, ...]) -> bool:
+    """Whether all values were multiplied by one positive number."""
+    ratios = [b / a for a, b in zip(before, after, strict=False) if a]
+    zeros = [b for a, b in zip(before, after, strict=False) if not a]
+    if len(ratios) < 2 or any(zeros) or ratios[0] <= 0:
+        return False
+    return all(abs(ratio - ratios[0]) <= SCALED * ratios[0] for ratio in ratios)
 
 
 def in_module(name: str) -> bool:

@@ -1,7 +1,7 @@
 """Scores the audit on mutants of clean scripts; `make audit-mutants` runs it.
 
 python tests/sanitizer_zoo/mutants/score.py            every mutant of `mutants.txt`
-python tests/sanitizer_zoo/mutants/score.py --only X   those whose name contains X
+python tests/sanitizer_zoo/mutants/score.py --only X   those whose name contains X, and their clean scripts
 python tests/sanitizer_zoo/mutants/score.py --write    fixes the set anew, scoring nothing
 """
 
@@ -50,7 +50,11 @@ def write(runner: Runner) -> int:
 def score(runner: Runner, only: str) -> int:
     """Prints the table, the misses and the false alarms; 0 where all is well."""
     alarms = 0
+    chosen = [mutant for mutant in catalogue.mutants() if only in mutant.name]
+    names = {mutant.script for mutant in chosen}
     for script in catalogue.scripts():
+        if only and script.name not in names:
+            continue
         num_ranks = catalogue.ranks_of(script.name)
         audited = runner.audit(script.name, script.text, num_ranks)
         if runner.plain(script.name, script.text, num_ranks)[1] != audited.outcome:
@@ -65,9 +69,7 @@ def score(runner: Runner, only: str) -> int:
             print(f"{word} on clean {script.name}: {finding.slug}, {finding.message}")
     totals: Counter[str] = Counter()
     misses: dict[str, list[str]] = defaultdict(list)
-    for mutant in catalogue.mutants():
-        if only not in mutant.name:
-            continue
+    for mutant in chosen:
         audited = runner.audit(mutant.script, mutant.text, catalogue.ranks_of(mutant.script))
         for error in audited.internal_errors:
             print(f"{mutant.name}: the audit failed: {error}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.frames import user_site
 from surefoot.sanitizer.probe.patches import Patches
+from surefoot.sanitizer.state import ParameterState
 from surefoot.sanitizer.trace import Trace
 
 COLLECTIVES = (
@@ -23,6 +24,7 @@ COLLECTIVES = (
     "all_gather_into_tensor",
 )
 COMPARED = 8
+MOST_SENT = 100_000
 
 
 def attach(patches: Patches) -> None:
@@ -47,6 +49,7 @@ def attach(patches: Patches) -> None:
     patches.around(DistributedDataParallel, "__init__", construct)
     patches.around(DistributedDataParallel, "forward", forward)
     buffers = Buffers(trace)
+    trace.listen(buffers)
     for name in COLLECTIVES:
         if hasattr(dist, name):
             patches.around(dist, name, _collective(trace, name, buffers), rebind=True)
@@ -58,7 +61,9 @@ class Buffers:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.looked = -1
-        self.gradients: set[int] = set()
+        self.gradients: dict[int, ParameterState] = {}
+        self.sent: dict[int, tuple[int, ...]] = {}
+        """Addresses that were broadcast before any optimizer was there, and the ranks."""
         self.weights: set[int] = set()
 
     def look(self) -> None:
@@ -66,14 +71,36 @@ class Buffers:
         if self.looked == self.trace.backwards:
             return
         self.looked = self.trace.backwards
-        self.gradients, self.weights = set(), set()
+        self.gradients, self.weights = {}, set()
         for state in self.trace.all_parameters():
             tensor = state.ref()
             if tensor is None or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
                 continue
             self.weights.add(tensor.data_ptr())
             if tensor.grad is not None and not tensor.grad.is_sparse:
-                self.gradients.add(tensor.grad.data_ptr())
+                self.gradients[tensor.grad.data_ptr()] = state
+
+    def note_sent(self, tensors: Iterable[torch.Tensor], group: Any) -> None:
+        for tensor in tensors:
+            if type(tensor) in (torch.Tensor, torch.nn.Parameter) and len(self.sent) < MOST_SENT:
+                self.sent[tensor.data_ptr()] = group_ranks(group)
+
+    def on_optimizer_created(self, event: ev.OptimizerCreated) -> None:
+        """Weights that were sent to all ranks before they were an optimizer's."""
+        held = (state.ref() for state in event.optimizer.parameters)
+        plain = [t for t in held if type(t) in (torch.Tensor, torch.nn.Parameter)]
+        ranks = {self.sent.get(tensor.data_ptr(), ()) for tensor in plain if tensor is not None}
+        if len(ranks) == 1 and ranks != {()}:
+            self.trace.emit(
+                ev.Collective(
+                    seq=self.trace.tick(),
+                    site=event.site,
+                    name="broadcast",
+                    on_gradient=False,
+                    on_weight=True,
+                    ranks=ranks.pop(),
+                )
+            )
 
     def kind(self, tensor: torch.Tensor) -> str:
         """`gradient`, `weight` or nothing, before the collective has changed the values."""
@@ -146,9 +173,15 @@ def _collective(trace: Trace, name: str, buffers: Buffers) -> Any:
         trace.causes.append("collective")
         try:
             result = original(*args, **kwargs)
+            if "gradient" in kinds:
+                trace.safely(_changed, trace, buffers, args, kwargs)
         finally:
             trace.causes.pop()
         trace.safely(_ran, trace, name, kinds, _group(args, kwargs))
+        if name == "broadcast" and not trace.updates:
+            trace.safely(
+                buffers.note_sent, _tensors((*args, *kwargs.values())), _group(args, kwargs)
+            )
         return result
 
     return collective
@@ -163,6 +196,12 @@ def _tensors(values: tuple[Any, ...]) -> Iterator[torch.Tensor]:
 
 def _kinds(buffers: Buffers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str]:
     return {buffers.kind(tensor) for tensor in _tensors((*args, *kwargs.values()))}
+
+
+def _changed(trace: Trace, buffers: Buffers, args: Any, kwargs: Any) -> None:
+    addresses = [t.data_ptr() for t in _tensors((*args, *kwargs.values())) if not t.is_sparse]
+    known = (buffers.gradients.get(address) for address in addresses)
+    trace.changed_by_collective([state for state in known if state is not None])
 
 
 def _group(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

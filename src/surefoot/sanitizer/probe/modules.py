@@ -258,6 +258,8 @@ def _dropout(calls: Calls) -> Any:
     ) -> Any:
         if training and p > 0:
             calls.trace.safely(_drawn, calls, p)
+        elif p > 0 and calls.stack and not isinstance(calls.stack[-1], _DropoutNd):
+            calls.idle += 1
         return original(input, p, training, *args, **kwargs)
 
     return dropout

@@ -8,7 +8,7 @@ from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.frames import user_site
+from surefoot.sanitizer.frames import called_by_user, user_site
 from surefoot.sanitizer.probe.optimizers import known
 from surefoot.sanitizer.probe.patches import Patches
 from surefoot.sanitizer.state import SchedulerState
@@ -54,12 +54,13 @@ def attach(patches: Patches) -> None:
         if depth:
             return original(self, *args, **kwargs)
         before = trace.safely(_rates, trace, self) or ()
+        by_user = called_by_user(3)
         depth += 1
         try:
             result = original(self, *args, **kwargs)
         finally:
             depth -= 1
-        trace.safely(_stepped, trace, self, before)
+        trace.safely(_stepped, trace, self, before, by_user)
         return result
 
     def wrap_step(kind: type) -> None:
@@ -81,7 +82,7 @@ def _rates(trace: Trace, scheduler: Any) -> tuple[float, ...]:
     return () if state.optimizer is None else state.optimizer.rates()
 
 
-def _stepped(trace: Trace, scheduler: Any, before: tuple[float, ...]) -> None:
+def _stepped(trace: Trace, scheduler: Any, before: tuple[float, ...], by_user: bool) -> None:
     state = _state(trace, scheduler)
     state.steps += 1
     state.last_site = user_site(3)
@@ -92,5 +93,6 @@ def _stepped(trace: Trace, scheduler: Any, before: tuple[float, ...]) -> None:
             scheduler=state,
             before=before,
             after=() if state.optimizer is None else state.optimizer.rates(),
+            by_user=by_user,
         )
     )

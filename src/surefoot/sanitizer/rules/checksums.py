@@ -65,6 +65,7 @@ class Checksums:
         self.optimizers: dict[int, OptimizerSums] = {}
         self.group: tuple[int, ...] = ()
         """Ranks that share gradients with this one; empty where nobody does."""
+        self.averages_gradients = False
         self.averages_weights = False
         self.wrapper_of: dict[int, int] = {}
         self.synchronised: dict[int, bool] = {}
@@ -124,6 +125,7 @@ class Checksums:
             return None
         return {
             "group": list(self.group),
+            "averages_gradients": self.averages_gradients,
             "averages_weights": self.averages_weights,
             "optimizers": {str(key): sums.facts() for key, sums in self.optimizers.items()},
         }
@@ -174,6 +176,7 @@ class RankRule(Rule, ABC):
 
     def on_parallel_wrapped(self, event: ev.ParallelWrapped) -> None:
         self.sums.share(event.ranks)
+        self.sums.averages_gradients = True
         key = self.trace.module_key(event.wrapper)
         for tensor in event.wrapper.parameters():
             self.sums.wrapper_of[id(tensor)] = key
@@ -183,6 +186,10 @@ class RankRule(Rule, ABC):
 
     def on_collective(self, event: ev.Collective) -> None:
         if event.on_gradient:
+            self.sums.share(event.ranks)
+            self.sums.averages_gradients = True
+        if event.on_weight and event.name == "broadcast" and not self.trace.updates:
+            # Whoever starts from the same weights on all ranks means one model.
             self.sums.share(event.ranks)
         if event.on_weight and event.name == "all_reduce" and self.trace.updates:
             self.sums.averages_weights = True
@@ -224,6 +231,7 @@ class Comparison:
     """Parameters whose sampled gradients were zero everywhere."""
     windows: int
     unsynced: int
+    averages_gradients: bool
     averages_weights: bool
 
     @property
@@ -274,6 +282,7 @@ def _compare(team: Mapping[int, Any], key: str) -> Comparison:
         always_zero=frozenset(name for name in shared if zero[name] == shared[name]),
         windows=sum(s["windows"] for s in sums),
         unsynced=sum(s["unsynced"] for s in sums),
+        averages_gradients=any(told["averages_gradients"] for told in team.values()),
         averages_weights=any(told["averages_weights"] for told in team.values()),
     )
 

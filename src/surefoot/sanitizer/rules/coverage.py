@@ -31,6 +31,8 @@ class Leaf:
     moved: bool = field(default=False, init=False)
     held: bool = field(default=False, init=False)
     """Whether an optimizer came to hold it."""
+    in_vain: int = field(default=0, init=False)
+    """Backward passes that reached it and no weight of any optimizer."""
     marked: bool = field(default=False, init=False)
     """What the rule that watches wants to remember of it."""
 
@@ -67,6 +69,12 @@ class Leaves:
         leaf = self.known.get(id(tensor))
         if leaf is not None and leaf.ref() is tensor:
             leaf.marked = True
+
+    def count_in_vain(self, tensor: torch.Tensor) -> None:
+        """Adds one to `in_vain` for the leaf of a tensor."""
+        leaf = self.known.get(id(tensor))
+        if leaf is not None and leaf.ref() is tensor:
+            leaf.in_vain += 1
 
     def _moved(self, leaf: Leaf, tensor: torch.Tensor) -> bool:
         return leaf.version != tensor._version or leaf.pointer != tensor.data_ptr()

@@ -33,41 +33,52 @@ class ClipWrongParams(Rule):
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace)
         self.pending: list[tuple[Site, frozenset[int], int]] = []
+        self.open: dict[Site, frozenset[int]] = {}
+        """Parameters of misses whose clipped gradients were neither used nor cleared so far."""
+        self.used: Counter[Site] = Counter()
         self.clips: Counter[Site] = Counter()
         self.misses: dict[Site, Counter[int]] = defaultdict(Counter)
-        self.keys: dict[Site, set[int]] = defaultdict(set)
 
     def on_clip(self, event: ev.Clip) -> None:
         if event.inside_step:
             return
         keys = frozenset(state.key for state in event.parameters)
         self.clips[event.site] += 1
-        if len(self.keys[event.site]) < 100_000:
-            self.keys[event.site] |= keys
         if len(self.pending) < 64:
             self.pending.append((event.site, keys, self.trace.seq))
 
     def on_step_begin(self, event: ev.StepBegin) -> None:
         optimizer = event.optimizer
         mine = {state.key for state in optimizer.parameters}
+        fresh = {s.key for s in optimizer.parameters if s.contributions > s.used or s.unknown}
+        for site in [site for site, keys in self.open.items() if keys & fresh]:
+            self.used[site] += 1
+            del self.open[site]
         # Gradients that were assigned by hand come from elsewhere: then the clip may be right.
         by_hand = any(s.touched or s.unknown for s in optimizer.parameters)
         for site, keys, seq in self.pending:
             after_backward = optimizer.window and seq > optimizer.last_backward
             if after_backward and not by_hand and not keys & mine:
                 self.misses[site][optimizer.key] += 1
+                if len(self.open) < 64:
+                    self.open[site] = keys
         self.pending = []
 
+    def on_zero_grad(self, event: ev.ZeroGrad) -> None:
+        if self.open:
+            zeroed = {state.key for state in event.parameters}
+            self.open = {site: keys - zeroed for site, keys in self.open.items()}
+
     def findings(self) -> Iterable[Finding]:
-        stepped = {state.key for o in self.trace.optimizers if o.steps for state in o.parameters}
         for site, misses in self.misses.items():
             key, count = misses.most_common(1)[0]
-            if count < LEAST or count < 0.8 * self.clips[site] or self.keys[site] & stepped:
+            if count < LEAST or count < 0.8 * self.clips[site] or self.used[site]:
                 continue
             optimizer = next(o for o in self.trace.optimizers if o.key == key)
             yield self.report(
                 f"In {share(count, self.clips[site])} calls this clip touched no parameter of"
-                f" {optimizer}, the optimizer that steps next, nor of any other that steps.",
+                f" {optimizer}, the optimizer that steps next, and no other step used what it"
+                " clipped.",
                 site,
                 evidence={"clips": self.clips[site], "missed": count},
             )

@@ -72,7 +72,8 @@ class SchedWrongUnit(Rule):
             self.horizons[event.scheduler.key] = horizon
 
     def on_scheduler_step(self, event: ev.SchedulerStep) -> None:
-        self._count_repeats(event.scheduler)
+        if event.by_user:
+            self._count_repeats(event.scheduler)
         if not event.before or not event.after:
             return
         key, before, after = event.scheduler.key, event.before[0], event.after[0]

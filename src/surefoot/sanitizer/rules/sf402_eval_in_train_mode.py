@@ -48,9 +48,13 @@ class EvalInTrainMode(Rule):
         super().__init__(trace)
         self.seen: dict[tuple[int, Site], _Seen] = {}
         self.latest: _Seen | None = None
+        self.trained_batch = -1
+        """Number of the batch that the latest training forward was given."""
 
     def on_forward_end(self, event: ev.ForwardEnd) -> None:
         active = event.active_dropout or event.active_batch_norm
+        if event.grad_enabled and event.training:
+            self.trained_batch = self.trace.data.batches
         if event.grad_enabled or not event.training or not active:
             return
         if "update_bn" in self.trace.causes or not self.trace.is_trained(event.module):
@@ -63,7 +67,9 @@ class EvalInTrainMode(Rule):
         seen.dropout += event.active_dropout > 0
         seen.batch_norm += event.active_batch_norm > 0
         loader = self.trace.data.loader
-        seen.outside_training_data += loader is None or loader.steps == 0
+        # Without a batch of its own since training, its data come from elsewhere.
+        fetched = self.trace.data.batches != self.trained_batch
+        seen.outside_training_data += loader is None or loader.steps == 0 or not fetched
         if len(seen.intervals) < 10_000:
             seen.intervals.add(self.trace.updates)
         seen.name = type(event.module).__name__

@@ -14,11 +14,12 @@ LEAST = 3
 
 
 class _Seen:
-    def __init__(self, version: int, site: Site, name: str) -> None:
+    def __init__(self, version: int, site: Site, name: str, updates: int) -> None:
         self.version = version
         self.site = site
         self.name = name
         self.moves = False
+        self.first = updates
         self.dropout = self.batch_norm = self.calls = 0
         self.intervals: set[int] = set()
 
@@ -31,8 +32,8 @@ class TeacherInTrainMode(Rule):
         slug="teacher-in-train-mode",
         certainty=Certainty.STRONG,
         title="A frozen teacher gives its targets in train mode.",
-        observes="A second model that no optimizer trains, called in most updates without"
-        " gradients of its own, with active dropout or BatchNorm. Quiet for teachers whose"
+        observes="A second model that is not trained, or not any more, called in most updates"
+        " without gradients of its own, with active dropout or BatchNorm. Quiet for teachers whose"
         " weights move (EMA, momentum encoders).",
         why="Its targets are random, and its BatchNorm statistics drift away from what it learned.",
         example="teacher = load_teacher()  # still in train mode\n"
@@ -49,18 +50,14 @@ class TeacherInTrainMode(Rule):
         active = event.active_dropout or event.active_batch_norm
         if not event.training or not active or not self.trace.training_began:
             return
-        if self.trace.is_trained(event.module):
-            return
         parameters = list(event.module.parameters())
         if event.grad_enabled and any(p.requires_grad for p in parameters):
-            return
-        if any(self.trace.parameters.find(p) is not None for p in parameters):
             return
         version = sum(p._version for p in parameters)
         key = self.trace.module_key(event.module)
         seen = self.seen.get(key)
         if seen is None:
-            seen = _Seen(version, event.site, type(event.module).__name__)
+            seen = _Seen(version, event.site, type(event.module).__name__, self.trace.updates)
             self.seen[key] = seen
         seen.moves = seen.moves or version != seen.version
         seen.version = version
@@ -72,10 +69,11 @@ class TeacherInTrainMode(Rule):
 
     def findings(self) -> Iterable[Finding]:
         for seen in self.seen.values():
-            if seen.moves or len(seen.intervals) < max(LEAST, 0.3 * self.trace.updates):
+            since = self.trace.updates - seen.first
+            if seen.moves or len(seen.intervals) < max(LEAST, 0.3 * since):
                 continue
             yield self.report(
-                f"{seen.name}, which no optimizer trains, ran {seen.calls} times beside training"
+                f"{seen.name}, which is not trained here, ran {seen.calls} times beside training"
                 f" in train mode ({seen.dropout} with active dropout, {seen.batch_norm} with"
                 " BatchNorm that updated its statistics).",
                 seen.site,

@@ -48,9 +48,6 @@ class FrozenBnDrift(Rule):
             return
         if layer.weight.requires_grad or layer.bias.requires_grad or not event.root.training:
             return
-        states = [self.trace.parameters.find(p) for p in layer.parameters()]
-        if any(state is not None and state.backwards for state in states):
-            return
         key = self.trace.module_key(layer)
         self.counts[key] += 1
         version = sum(p._version for p in layer.parameters())

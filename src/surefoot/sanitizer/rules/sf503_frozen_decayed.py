@@ -54,6 +54,8 @@ class FrozenDecayed(Rule):
             if state.contributions > state.used:
                 fed = True
                 self.fed.add(state.key)
+                # A gradient that is zero by chance now and then freezes nothing.
+                self.moved.pop(state.key, None)
             elif state.grad_id and not state.contributions and not state.unknown:
                 zeroed.append(state)
         if not fed or not zeroed or len(self.moved) > 10_000:

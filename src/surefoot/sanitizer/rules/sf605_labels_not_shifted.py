@@ -55,7 +55,7 @@ class LabelsNotShifted(Rule):
     def on_loss_called(self, event: ev.LossCalled) -> None:
         if event.name not in ("cross_entropy", "nll_loss") or event.call > LOOKS:
             return
-        if not event.grad_enabled or not self.recent.ids:
+        if not self.recent.ids:
             return
         found = offsets(event, self.recent)
         copies = (

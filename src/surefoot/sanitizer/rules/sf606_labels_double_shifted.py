@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from surefoot.core.finding import Certainty, Finding
 from surefoot.sanitizer import events as ev
+from surefoot.sanitizer.frames import Site
 from surefoot.sanitizer.rules.base import Rule, RuleInfo
 from surefoot.sanitizer.rules.losscalls import Verdicts
 from surefoot.sanitizer.rules.sequences import LOOKS, RecentIds, offsets
@@ -34,7 +35,9 @@ class LabelsDoubleShifted(Rule):
         super().__init__(trace)
         self.recent = RecentIds()
         self.verdicts = Verdicts()
-        self.one_ahead = False
+        self.one_ahead: set[bool] = set()
+        """Whether training calls (True), or calls without gradients, have targets one ahead."""
+        self.trains: dict[Site, bool] = {}
 
     def on_forward_begin(self, event: ev.ForwardBegin) -> None:
         self.recent.begin()
@@ -45,15 +48,17 @@ class LabelsDoubleShifted(Rule):
     def on_loss_called(self, event: ev.LossCalled) -> None:
         if event.name not in ("cross_entropy", "nll_loss") or event.call > LOOKS:
             return
-        if not event.grad_enabled or not self.recent.ids:
+        if not self.recent.ids:
             return
         found = offsets(event, self.recent)
-        self.one_ahead = self.one_ahead or 1 in found
+        if 1 in found:
+            self.one_ahead.add(event.grad_enabled)
+        self.trains[event.site] = event.grad_enabled
         self.verdicts.add(event.site, 2 in found and 1 not in found)
 
     def findings(self) -> Iterable[Finding]:
         for site, count in self.verdicts.always():
-            if not self.one_ahead:
+            if self.trains[site] not in self.one_ahead:
                 yield self.report(
                     f"In all {count} calls looked at, the targets equal the input ids two places"
                     " on: they were shifted twice.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -45,10 +46,8 @@ class LossBroadcast(Rule):
         if event.name not in ELEMENTWISE or not event.grad_enabled:
             return
         one, two = tuple(event.input.shape), tuple(event.target.shape)
-        if {len(one), len(two)} == {1, 2} and len(self.calls) < 1000:
-            short, long = sorted((one, two), key=len)
-            if long[1] == 1 and long[0] == short[0] > 1:
-                self.calls[event.site, one, two] += 1
+        if len(self.calls) < 1000 and _is_broadcast(one, two):
+            self.calls[event.site, one, two] += 1
 
     def on_backward_begin(self, event: ev.BackwardBegin) -> None:
         if not event.walk or not event.roots or event.roots[0].numel() != 1:
@@ -77,6 +76,15 @@ class LossBroadcast(Rule):
                 evidence={"seen": count, "operand": list(operand), "result": list(result)},
             )
             return
+
+
+def _is_broadcast(one: Shape, two: Shape) -> bool:
+    """Whether N numbers meet a column of N, or either of them a square that was made so before."""
+    small, large = sorted((one, two), key=lambda shape: (math.prod(shape), len(shape)))
+    size = small[0] if small else 0
+    if size < 2 or small not in ((size,), (size, 1)) or small == large:
+        return False
+    return large in ((size, 1), (size, size))
 
 
 def _broadcast(node: Any) -> tuple[Shape, Shape] | None:

@@ -50,7 +50,7 @@ class LossIncludesPadding(Rule):
     def on_loss_called(self, event: ev.LossCalled) -> None:
         if event.name not in ("cross_entropy", "nll_loss") or event.call > LOOKS:
             return
-        if not event.grad_enabled or event.target.is_floating_point():
+        if event.target.is_floating_point():
             return
         target, padding = event.target, None
         for ids, index in zip(self.recent.ids, self.recent.padding, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Iterable
 
@@ -14,6 +15,9 @@ from surefoot.sanitizer.trace import Trace
 
 LEAST = 10
 OLD_UPDATES = 2
+LOOKED_AT = 4
+"""Parameters of a model that are looked at for a graph of their own."""
+FACTORS = ("Mul", "Div", "Neg", *graph.VIEWS)
 NOTE = "surefoot-root"
 
 
@@ -31,8 +35,9 @@ class GraphRetained(Rule):
         slug="graph-retained",
         certainty=Certainty.STRONG,
         title="Losses are kept together with their graphs.",
-        observes="How many backpropagated losses still have a living graph some updates later."
-        " Quiet for a bounded number (truncated backpropagation, meta-learning).",
+        observes="How many backpropagated losses still have a living graph some updates later, and"
+        " parameters of averaged copies that carry a graph themselves. Quiet for a bounded number"
+        " (truncated backpropagation, meta-learning).",
         why="A tensor with grad_fn keeps its whole graph: memory grows with every step until the"
         " run dies.",
         example="history.append(loss)\ntotal += loss",
@@ -45,6 +50,16 @@ class GraphRetained(Rule):
         self.alive: dict[int, tuple[weakref.ref[_Note], int]] = {}
         self.most = 0
         self.site: Site = NOWHERE
+        self.carried = 0
+        self.carrier: tuple[str, Site] = "", NOWHERE
+
+    def on_forward_begin(self, event: ev.ForwardBegin) -> None:
+        for name, parameter in itertools.islice(event.module.named_parameters(), LOOKED_AT):
+            if parameter.grad_fn is None:
+                continue
+            depth = sum(1 for _ in graph.nodes(parameter.grad_fn, 100 * LEAST))
+            if depth > self.carried:
+                self.carried, self.carrier = depth, (name, event.site)
 
     def on_backward_begin(self, event: ev.BackwardBegin) -> None:
         if not event.roots or event.roots[0].grad_fn is None or event.roots[0].numel() != 1:
@@ -54,7 +69,7 @@ class GraphRetained(Rule):
         def freed(_: object) -> None:
             self.alive.pop(number, None)
 
-        graph.notes_of(event.roots[0].grad_fn)[NOTE] = note
+        graph.notes_of(_loss_node(event.roots[0].grad_fn))[NOTE] = note
         self.alive[number] = weakref.ref(note, freed), self.trace.updates
         old = 0
         for _, update in self.alive.values():
@@ -65,6 +80,15 @@ class GraphRetained(Rule):
             self.most, self.site = old, event.site
 
     def findings(self) -> Iterable[Finding]:
+        if self.carried >= 2 * LEAST:
+            name, site = self.carrier
+            yield self.report(
+                f"The parameter {name} carries a graph of {self.carried} operations: it was changed"
+                " in place from trained weights with gradients enabled.",
+                site,
+                evidence={"operations": self.carried, "parameter": name},
+                fix="Update copies of the weights under torch.no_grad().",
+            )
         if self.most >= LEAST:
             yield self.report(
                 f"Up to {self.most} losses of earlier updates still had their whole graph in"
@@ -72,3 +96,15 @@ class GraphRetained(Rule):
                 self.site,
                 evidence={"living_graphs": self.most, "updates": self.trace.updates},
             )
+
+
+def _loss_node(node: graph.Node) -> graph.Node:
+    """The node behind constant factors: whoever keeps the loss before or after them keeps it."""
+    for _ in range(8):
+        following = [n for n, _ in node.next_functions if n is not None]
+        if graph.kind(node) not in FACTORS or len(following) != 1:
+            return node
+        if not following[0].next_functions:
+            return node
+        node = following[0]
+    return node

@@ -46,13 +46,15 @@ class DdpGradsUnsynced(RankRule):
 
     @classmethod
     def _finding(cls, comparison: Comparison, names: frozenset[str], nothing: bool) -> Finding:
+        # Ranks that only began alike might mean to go their own ways.
+        is_proof = nothing and comparison.averages_gradients
         ranks = ", ".join(map(str, comparison.ranks))
         which = "the gradients" if nothing else f"gradients of {len(names)} parameters"
         return cls.report(
             f"At most of {comparison.seen} sampled updates {which} of ranks {ranks} differ when"
             f" the optimizer steps: {', '.join(sorted(names)[:5])}.",
             comparison.place,
-            certainty=Certainty.PROOF if nothing else Certainty.STRONG,
+            certainty=Certainty.PROOF if is_proof else Certainty.STRONG,
             evidence={
                 **comparison.evidence,
                 "different": sorted(names)[:20],

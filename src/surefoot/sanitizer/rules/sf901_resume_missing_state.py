@@ -21,6 +21,8 @@ from surefoot.sanitizer.trace import Trace
 
 COUNTERS = ("epoch", "step", "iter", "update", "batch", "sample", "token")
 MESSAGES = ("print", "debug", "info", "warning", "log", "write", "format")
+MOST_STREAMS = 1000
+STREAMS = ("rng", "random")
 LEAST_UPDATES = 2
 
 
@@ -35,9 +37,10 @@ class ResumeMissingState(Rule):
         observes="A checkpoint with a counter (epoch, step) whose weights are loaded, after which"
         " a fresh optimizer with state (Adam, momentum), a fresh scheduler or scaler trains that"
         " was not restored; or a shuffling loader that starts from a random state that it had"
-        " before. A hint where the script reads the counter for messages only, or never (it may"
-        " fine-tune from the weights). Quiet for weights without a counter, for plain SGD, and"
-        " for optimizers whose state was filled by hand.",
+        " before; or the saved state of torch's random stream is not set. A hint where the script"
+        " reads the counter for messages only, or never (it may fine-tune from the weights), or"
+        " where only its name says that a random state was saved. Quiet for weights without a"
+        " counter, for plain SGD, and for optimizers whose state was filled by hand.",
         why="Moments and schedule restart from zero, and the same samples come again: the loss"
         " jumps, and the run is not the one that was interrupted.",
         example="ckpt = torch.load(path)\nmodel.load_state_dict(ckpt['model'])\n"
@@ -57,6 +60,11 @@ class ResumeMissingState(Rule):
         self.contents: set[str] = set()
         self.load_site: Site = NOWHERE
         self.weights_restored = False
+        self.random_known = self.random_named = False
+        """Whether the checkpoint has the state of torch's random stream, which was not set yet:
+        known by its bytes, or by its name only."""
+        self.saved_streams: set[bytes] = set()
+        self.updates_since = 0
         self.restored: set[int] = set()
         self.filled: set[int] = set()
         self.missing: dict[str, tuple[Site, str, str]] = {}
@@ -71,6 +79,22 @@ class ResumeMissingState(Rule):
             self.counts_on = _reads(event.site.file, counter)
             self.contents = _parts(event.contents)
             self.weights_restored = False
+            states = _byte_tensors(event.contents)
+            size = torch.get_rng_state().numel()
+            self.random_named = any(
+                state.numel() == size and any(word in key.lower() for word in STREAMS)
+                for key, state in states.items()
+            )
+            self.random_known = not self.saved_streams.isdisjoint(map(_bytes, states.values()))
+
+    def on_saved(self, event: ev.Saved) -> None:
+        states = {_bytes(state) for state in _byte_tensors(event.contents).values()}
+        if states and len(self.saved_streams) < MOST_STREAMS:
+            # Of the global stream, not of a generator of the script's own.
+            self.saved_streams |= {_bytes(torch.get_rng_state())} & states
+
+    def on_stream_put_back(self, event: ev.StreamPutBack) -> None:
+        self.random_known = self.random_named = False
 
     def on_state_restored(self, event: ev.StateRestored) -> None:
         if event.kind == "module":
@@ -101,6 +125,7 @@ class ResumeMissingState(Rule):
 
     def on_step_end(self, event: ev.StepEnd) -> None:
         optimizer = event.optimizer
+        self.updates_since += self.resumes
         if not self.resumes or optimizer.steps != 1:
             return
         owner = optimizer.ref()
@@ -130,6 +155,17 @@ class ResumeMissingState(Rule):
             self.starts.setdefault(digest, event.seq)
 
     def findings(self) -> Iterable[Finding]:
+        waits = self.random_known or self.random_named
+        if waits and self.updates_since >= LEAST_UPDATES:
+            yield self.report(
+                f"Weights and {self.counter!r} were restored, but the random state in the"
+                f" checkpoint was not set: {self.updates_since} updates drew other samples and"
+                " masks than the run would have.",
+                self.load_site,
+                certainty=self.certainty if self.random_known else Certainty.HEURISTIC,
+                evidence={"counter": self.counter, "updates_since": self.updates_since},
+                fix="Call torch.set_rng_state() with the saved state.",
+            )
         for optimizer in self.trace.optimizers:
             if optimizer.key in self.fresh and optimizer.steps >= LEAST_UPDATES:
                 kind, site = self.fresh[optimizer.key]
@@ -217,6 +253,20 @@ def _is_message(node: ast.AST) -> bool:
 
 def _is_weights(value: Mapping[Any, Any]) -> bool:
     return bool(value) and all(isinstance(v, torch.Tensor) for v in list(value.values())[:8])
+
+
+def _byte_tensors(contents: Any) -> dict[str, torch.Tensor]:
+    """The values of a checkpoint that could be the state of a generator of the host."""
+    if not isinstance(contents, Mapping):
+        return {}
+    tensors = {k: value for k, value in contents.items() if isinstance(value, torch.Tensor)}
+    return {
+        str(k): t for k, t in tensors.items() if t.dtype is torch.uint8 and t.device.type == "cpu"
+    }
+
+
+def _bytes(state: torch.Tensor) -> bytes:
+    return state.numpy().tobytes()
 
 
 def _parts(contents: Mapping[Any, Any]) -> set[str]:
