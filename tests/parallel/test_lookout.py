@@ -184,10 +184,9 @@ def test_a_rank_that_keeps_the_store_and_stops_is_named_without_it() -> None:
         patch.setattr(module, "first_failure", first_failure_of)
         training.run()
         answers.set()
-        training.lookout._thread.join(10)
+        training.lookout.stop()
     assert training.said[0] == "stacks"
     assert training.said[1] == "rank 0 hangs: it keeps the store, which is silent for 1 s"
-    training.lookout.stop()
 
 
 def test_all_that_wait_for_nobody_and_are_late() -> None:
