@@ -45,6 +45,30 @@ BUGS = [
     (
         "ddp-grads-unsynced",
         """
+        model = net()
+        for p in model.parameters(): dist.broadcast(p.data, 0)
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for xb, yb in parts():
+            opt.zero_grad()
+            F.cross_entropy(model(xb), yb).backward()
+            opt.step()
+        """,
+    ),
+    (
+        "missing-zero-grad",
+        """
+        model = net()
+        for p in model.parameters(): dist.broadcast(p.data, 0)
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for xb, yb in parts():
+            F.cross_entropy(model(xb), yb).backward()
+            average(model)
+            opt.step()
+        """,
+    ),
+    (
+        "ddp-grads-unsynced",
+        """
         model = DDP(net())
         opt = torch.optim.SGD(model.parameters(), lr=0.1)
         for xb, yb in parts():
@@ -156,6 +180,19 @@ BUGS = [
 ]
 
 CLEAN = [
+    (
+        "ddp-grads-unsynced",
+        """
+        model = net()
+        for p in model.parameters(): dist.broadcast(p.data, 0)
+        if rank == 0:
+            opt = torch.optim.SGD(model.parameters(), lr=0.1)
+            for xb, yb in parts():
+                opt.zero_grad()
+                F.cross_entropy(model(xb), yb).backward()
+                opt.step()
+        """,
+    ),
     (
         "ddp-grads-unsynced",
         """

@@ -11,6 +11,7 @@ Whether the audit finds it plays no part. Knows no rule of the audit.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,6 +70,7 @@ def ranks_of(script: str) -> int:
     return 2 if script.startswith("two_ranks") else 1
 
 
+@functools.cache
 def every_mutation() -> list[Mutant]:
     """Every mutation of every script, in a fixed order."""
     return [mutant for script in scripts() for mutant in mutants_of(script)]

@@ -1,7 +1,7 @@
 """Scores the audit on mutants of clean scripts; `make audit-mutants` runs it.
 
 python tests/sanitizer_zoo/mutants/score.py            every mutant of `mutants.txt`
-python tests/sanitizer_zoo/mutants/score.py --only X   those whose name contains X, and their clean scripts
+python tests/sanitizer_zoo/mutants/score.py --only X   those whose name contains X
 python tests/sanitizer_zoo/mutants/score.py --write    fixes the set anew, scoring nothing
 """
 

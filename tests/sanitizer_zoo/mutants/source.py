@@ -6,6 +6,7 @@ Every edit returns new text; nothing here knows what an edit means for a trainin
 from __future__ import annotations
 
 import ast
+import itertools
 import textwrap
 from collections.abc import Iterator
 from functools import cached_property
@@ -25,7 +26,8 @@ class Source:
 
     def segment(self, node: ast.AST) -> str:
         """The text of a node."""
-        return ast.get_source_segment(self.text, node) or ""
+        start, end = self._span(node)
+        return self.text[start:end]
 
     def nodes(self, kind: type[ast.AST]) -> Iterator[ast.AST]:
         """All nodes of one kind, from top to bottom."""
@@ -160,13 +162,16 @@ class Source:
         return (first if where == "before" else last), other.col_offset
 
     def _span(self, node: ast.AST) -> tuple[int, int]:
-        assert isinstance(node, (ast.expr, ast.stmt))
-        starts = [0]
-        for line in self.text.splitlines(keepends=True):
-            starts.append(starts[-1] + len(line))
+        assert isinstance(node, (ast.expr, ast.stmt, ast.keyword))
         end_line, end_column = node.end_lineno, node.end_col_offset
         assert end_line is not None and end_column is not None
-        return starts[node.lineno - 1] + node.col_offset, starts[end_line - 1] + end_column
+        start = self._starts[node.lineno - 1] + node.col_offset
+        return start, self._starts[end_line - 1] + end_column
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """Where each line begins; columns count characters, as the scripts are plain ASCII."""
+        return [0, *itertools.accumulate(len(line) + 1 for line in self.lines)]
 
 
 def _rows(statement: ast.stmt) -> tuple[int, int]:
