@@ -26,8 +26,9 @@ import psutil
 import torch
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
-from faults.trials import STARTED_NEVER, counting
+from faults.trials import STARTED_NEVER, counting, newest_hash, rows, write_recipe
 from surefoot.cli import main as command
+from surefoot.core.errors import EXIT_DONE
 from surefoot.data.fetch import Fetcher
 from surefoot.engine import interrupt
 from surefoot.parallel import collectives, ranks
@@ -70,7 +71,7 @@ class Fault:
 MOMENTS: Mapping[str, int] = {
     "update": 23,
     "sum": 80,
-    "evaluation": 5,
+    "evaluation": 15,
     "fsync": 40,
     "meeting": 46,
     "sample": 50,
@@ -230,6 +231,7 @@ def launch(arguments: list[str], faults: tuple[Fault, ...], output: str) -> None
     os.dup2(descriptor, 2)
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["XDG_CACHE_HOME"] = str(Path(output).parent / "cache")
     subprocess_handler.Popen = ForkedRank  # type: ignore[misc]
     ForkedRank.faults = faults
     ForkedRank.pids = Path(output).with_suffix(".pids")
@@ -305,6 +307,26 @@ def train(
         ended = time.monotonic()
         since = ended - float(fired.read_text()) if fired.exists() else None
         return Launch(process.exitcode, ended - began, since, left_behind(output))
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A launch that nothing befell."""
+
+    recipe: str
+    num_ranks: int
+    seconds: float
+    rows: list[dict[str, Any]]
+    hash: str
+
+    @classmethod
+    def of(cls, folder: Path, num_ranks: int, name: str = "mlp") -> Whole:
+        """Trains one of `RECIPES` in `folder`."""
+        recipe, output = str(write_recipe(folder, name)), folder / "output.txt"
+        ended = train([recipe, "--runs", str(folder / "whole")], output, None, num_ranks)
+        assert ended.code == EXIT_DONE, output.read_text()
+        (run,) = (folder / "whole").iterdir()
+        return cls(recipe, num_ranks, ended.seconds, rows(run), newest_hash(run))
 
 
 def by_command(runs: Path, arguments: list[str], output: Path, fault: Fault | None) -> Launch:

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from faults.trials import Trigger, rows, train, write_recipe
+from faults.trials import (
+    Trigger,
+    newest_hash,
+    newest_step,
+    only_run,
+    rows,
+    train,
+    write_recipe,
+)
 from surefoot.core.errors import EXIT_DONE, EXIT_STOPPED
 from surefoot.observe.events import read_events
-from surefoot.state.checkpoint import list_checkpoints
-from surefoot.verify.state_hash import checkpoint_hash
-
-
-def only_run(runs: Path) -> Path | None:
-    found = list(runs.iterdir()) if runs.exists() else []
-    assert len(found) <= 1
-    return found[0] if found else None
 
 
 @pytest.mark.faults_full
@@ -67,11 +67,3 @@ def test_told_to_stop_at_a_random_moment(
         assert rows(run) == expected_rows, what
         assert newest_hash(run) == expected_hash, what
     print(f"{name}: stopped {stops}")
-
-
-def newest_step(run: Path) -> int:
-    return int(list_checkpoints(run / "checkpoints")[-1].name.removeprefix("step-"))
-
-
-def newest_hash(run: Path) -> str:
-    return checkpoint_hash(list_checkpoints(run / "checkpoints")[-1])

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from faults.launches import ALL, LAUNCHER, Fault, by_command, draw_stop, train
-from faults.test_signals import newest_hash, newest_step, only_run
-from faults.trials import rows, write_recipe
+from faults.launches import ALL, LAUNCHER, Fault, Whole, by_command, draw_stop, train
+from faults.trials import newest_hash, newest_step, only_run, rows
 from surefoot.core.errors import EXIT_DONE, EXIT_STOPPED
 from surefoot.observe.events import read_events
 from surefoot.observe.run_folder import CONFIG_NAME
@@ -21,37 +20,30 @@ from surefoot.observe.run_folder import CONFIG_NAME
 
 @pytest.mark.faults_full
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("how", "few", "stated"), [("forked", 2, 90), ("by the command", 0, 10)])
+@pytest.mark.parametrize(
+    ("how", "stated"),
+    [("forked", 90), pytest.param("by the command", 10, marks=pytest.mark.ranks_full)],
+)
 def test_two_ranks_told_to_stop_at_a_random_moment(
     how: str,
-    few: int,
     stated: int,
     tmp_path: Path,
+    two_ranks: Whole,
     num_trials: Callable[[int, int], int],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if not num_trials(few, stated):
-        pytest.skip("tried by `make faults`")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    recipe = str(write_recipe(tmp_path, "mlp"))
     output = tmp_path / "output.txt"
-    whole = train([recipe, "--runs", str(tmp_path / "whole")], output)
-    assert whole.code == EXIT_DONE, output.read_text()
-    run = only_run(tmp_path / "whole")
-    assert run is not None
-    expected_rows, expected_hash = rows(run), newest_hash(run)
     seed = random.SystemRandom().randrange(2**32)
     moments = random.Random(seed)
     stops: Counter[str] = Counter()
     trial = met = 0
-    while met < num_trials(few, stated):
+    while met < num_trials(1, stated):
         trial += 1
-        fault = draw_stop(moments, whole.seconds)
+        fault = draw_stop(moments, two_ranks.seconds)
         if how == "by the command":
             fault = replace(fault, amount=moments.randrange(1, 24))
         what = f"seed {seed}, trial {trial}, {fault}"
         runs = tmp_path / f"trial-{trial}"
-        told = [recipe, "--runs", str(runs)]
+        told = [two_ranks.recipe, "--runs", str(runs)]
         forked = how == "forked"
         stopped = train(told, output, fault) if forked else by_command(runs, told, output, fault)
         met += stopped.since_fault is not None
@@ -72,8 +64,8 @@ def test_two_ranks_told_to_stop_at_a_random_moment(
             stops[fault.moment if forked else "command"] += 1
             resumed = train(["--resume", str(run)], output)
             assert resumed.code == EXIT_DONE, f"{what}\n{output.read_text()}"
-        assert rows(run) == expected_rows, what
-        assert newest_hash(run) == expected_hash, what
+        assert rows(run) == two_ranks.rows, what
+        assert newest_hash(run) == two_ranks.hash, what
         output.write_text("")
     print(f"two ranks, {how}: {met} signals, of which {stops} stopped a run before its end")
 
@@ -94,12 +86,9 @@ log: {console: "off"}
 
 
 @pytest.mark.faults_full
+@pytest.mark.ranks_full
 @pytest.mark.parametrize("target", [LAUNCHER, ALL, "0", "1"])
-def test_ranks_leave_a_wait_for_data_together(
-    target: str, tmp_path: Path, num_trials: Callable[[int, int], int]
-) -> None:
-    if target != "1" and num_trials(0, 1) == 0:
-        pytest.skip("tried by `make faults`")
+def test_ranks_leave_a_wait_for_data_together(target: str, tmp_path: Path) -> None:
     file, output = tmp_path / "file", tmp_path / "output.txt"
     recipe = tmp_path / "waits.yaml"
     recipe.write_text(WAITS.replace("FILE", str(file)))
@@ -118,36 +107,29 @@ def test_ranks_leave_a_wait_for_data_together(
 
 
 def test_ranks_leave_an_evaluation_together_and_the_resume_does_it_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, two_ranks: Whole
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    recipe, output = str(write_recipe(tmp_path, "mlp")), tmp_path / "output.txt"
-    short = [recipe, "--set", "train.horizon=6 steps", "--set", "evaluate.micro_batch=4"]
-    assert train([*short, "--runs", str(tmp_path / "whole")], output).code == EXIT_DONE
-    whole = only_run(tmp_path / "whole")
-    assert whole is not None
+    output = tmp_path / "output.txt"
     fault = Fault("evaluation", 2, target="1", rank=1)
-    stopped = train([*short, "--runs", str(tmp_path / "cut")], output, fault)
+    stopped = train([two_ranks.recipe, "--runs", str(tmp_path / "cut")], output, fault)
     assert stopped.code == EXIT_STOPPED, output.read_text()
     run = only_run(tmp_path / "cut")
     assert run is not None and [row["row"] for row in rows(run)] == ["step"] * 5
     assert train(["--resume", str(run)], output).code == EXIT_DONE
-    assert rows(run) == rows(whole) and newest_hash(run) == newest_hash(whole)
+    assert rows(run) == two_ranks.rows and newest_hash(run) == two_ranks.hash
 
 
 @pytest.mark.faults_full
+@pytest.mark.ranks_full
 def test_a_launcher_that_is_told_twice_ends_a_rank_that_cannot_hear(
-    tmp_path: Path, num_trials: Callable[[int, int], int], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, two_ranks: Whole
 ) -> None:
-    if num_trials(0, 1) == 0:
-        pytest.skip("tried by `make faults`")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    recipe, output = str(write_recipe(tmp_path, "mlp")), tmp_path / "output.txt"
+    output = tmp_path / "output.txt"
     stuck = Fault("update", 5, rank=1, act="hold")
     told = Fault("update", 5, LAUNCHER, signal.SIGINT, rank=0, again_after=1.0)
-    ended = train([recipe, "--runs", str(tmp_path / "runs")], output, (stuck, told))
+    ended = train([two_ranks.recipe, "--runs", str(tmp_path / "runs")], output, (stuck, told))
     assert ended.code == 128 + signal.SIGINT and not ended.left, output.read_text()
     run = only_run(tmp_path / "runs")
     assert run is not None and newest_step(run) == 4
-    resumed = train(["--resume", str(run)], output)
-    assert resumed.code == EXIT_DONE and len(rows(run)) > 24
+    assert train(["--resume", str(run)], output).code == EXIT_DONE
+    assert rows(run) == two_ranks.rows and newest_hash(run) == two_ranks.hash

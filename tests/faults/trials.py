@@ -20,8 +20,10 @@ from surefoot.engine import interrupt
 from surefoot.engine.loop import Loop, Outcome
 from surefoot.observe.metrics_log import read_rows
 from surefoot.observe.metrics_schema import deterministic
+from surefoot.state.checkpoint import list_checkpoints
 from surefoot.tasks.metrics import MetricTotals
 from surefoot.verify.children import child
+from surefoot.verify.state_hash import checkpoint_hash
 
 STARTED_NEVER = 120.0
 """Longest wait for a trial; a test that meets it has found a hang."""
@@ -35,7 +37,7 @@ optimizer: {kind: adamw, lr: 1e-2}
 ema: {kind: "on", decay: 0.9}
 schedule: {kind: plateau, patience: 1}
 train: {horizon: 24 steps, micro_batch: 16, accumulation: 2}
-evaluate: {every: 5 steps, micro_batch: 32, weights: ema}
+evaluate: {every: 5 steps, micro_batch: 8, weights: ema}
 checkpoint: {every: 4 steps}
 log: {console: "off"}
 guard: {restarts_without_progress: 100000}
@@ -193,3 +195,20 @@ def train(
 def rows(run: Path) -> list[dict[str, Any]]:
     """The columns of a run that are compared with `==`."""
     return [deterministic(row) for row in read_rows(run / "metrics.jsonl")]
+
+
+def only_run(runs: Path) -> Path | None:
+    """The one run below a folder, if there is one."""
+    found = list(runs.iterdir()) if runs.exists() else []
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
+def newest_step(run: Path) -> int:
+    """Updates that the newest checkpoint of a run holds."""
+    return int(list_checkpoints(run / "checkpoints")[-1].name.removeprefix("step-"))
+
+
+def newest_hash(run: Path) -> str:
+    """Of the whole state in it."""
+    return checkpoint_hash(list_checkpoints(run / "checkpoints")[-1])
