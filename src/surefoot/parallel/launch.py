@@ -47,6 +47,8 @@ HANG_ENDING_SECONDS = 2.0
 """The same where one of them hangs."""
 ECHO_SECONDS = 0.5
 """Signals that come so soon after the first one are the same request."""
+GONE_SECONDS = 1.0
+"""Longest wait until the system has taken down what was killed."""
 TICK_SECONDS = 0.1
 
 
@@ -145,7 +147,10 @@ class _Launch:
                 # Not without an end: a handler of Python's waits for the main thread to wake.
                 thread.join(timeout=TICK_SECONDS)
                 self._tick()
-        self._kill()
+        until = time.monotonic() + GONE_SECONDS
+        # What ranks have started, such as data workers, is in their groups.
+        while self._kill() and time.monotonic() < until:
+            time.sleep(0.01)
         return self._told()
 
     def _run_agent(self) -> None:
@@ -223,10 +228,14 @@ class _Launch:
             claim(self._store, silent_failure(rank, signs[rank], silent, LAUNCHER, True))
             ask_for_stacks(self._store, rank)
 
-    def _kill(self) -> None:
+    def _kill(self) -> bool:
+        """Kills all ranks with what they have started; whether anything was there."""
+        found = False
         for pid in self._pids():
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
+                found = True
+        return found
 
     def _told(self) -> Launched:
         if self._error is not None or self._result is None:
