@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-collect_ignore_glob = ["scripts/*"]
+collect_ignore_glob = ["scripts/*", "scripts_later/*"]

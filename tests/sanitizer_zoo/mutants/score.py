@@ -69,15 +69,36 @@ def score(runner: Runner, only: str) -> int:
             print(f"{word} on clean {script.name}: {finding.slug}, {finding.message}")
     totals: Counter[str] = Counter()
     misses: dict[str, list[str]] = defaultdict(list)
+    later = Later()
     for mutant in chosen:
         audited = runner.audit(mutant.script, mutant.text, catalogue.ranks_of(mutant.script))
         for error in audited.internal_errors:
             print(f"{mutant.name}: the audit failed: {error}")
         totals[mutant.kinds[0]] += 1
-        if not found(mutant, audited):
+        is_found = found(mutant, audited)
+        later.add(mutant, is_found)
+        if not is_found:
             seen = ", ".join(sorted({f"{f.slug} ({f.severity.value})" for f in audited.findings}))
             misses[mutant.kinds[0]].append(f"{mutant.name}: {seen or 'nothing'}")
+    print(later)
     return report(totals, misses, alarms)
+
+
+class Later:
+    """Recall on the scripts that were written after the rules had been improved."""
+
+    def __init__(self) -> None:
+        self.all = self.found = 0
+
+    def add(self, mutant: Mutant, is_found: bool) -> None:
+        """Counts a mutant if it is of such a script."""
+        if catalogue.is_later(mutant.script):
+            self.all += 1
+            self.found += is_found
+
+    def __str__(self) -> str:
+        share = self.found / max(self.all, 1)
+        return f"of the scripts written later: {self.found}/{self.all} = {share:.1%}"
 
 
 def report(totals: Counter[str], misses: dict[str, list[str]], alarms: int) -> int:

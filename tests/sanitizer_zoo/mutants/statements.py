@@ -71,7 +71,10 @@ def kinds_of_evaluation(script: Script, statement: ast.stmt) -> tuple[str, ...]:
     receiver = script.receiver(statement)
     if "teacher" in receiver:
         return ("teacher-in-train-mode",)
-    return ("frozen-bn-drift",) if "backbone" in receiver else ("eval-in-train-mode",)
+    if "backbone" in receiver:
+        return ("frozen-bn-drift",)
+    is_frozen = f"{receiver}.requires_grad_(False)" in script.text
+    return ("frozen-bn-drift", "eval-in-train-mode") if is_frozen else ("eval-in-train-mode",)
 
 
 def drop(script: Script) -> Iterator[Mutant]:
