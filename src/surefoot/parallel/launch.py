@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
+from typing import Final
 
 import torch.distributed as dist
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
@@ -27,7 +28,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from surefoot.core.errors import RankError
+from surefoot.core.errors import EXIT_STOPPED, RankError
 from surefoot.parallel.join import RUN_ID_PREFIX, launchers_store
 from surefoot.parallel.lookout import (
     LOOK_SECONDS,
@@ -50,6 +51,8 @@ ECHO_SECONDS = 0.5
 GONE_SECONDS = 1.0
 """Longest wait until the system has taken down what was killed."""
 TICK_SECONDS = 0.1
+ENDED_BY_THE_AGENT: Final = (EXIT_STOPPED, -signal.SIGTERM)
+"""Exit codes of ranks that were told to leave."""
 
 
 @dataclass(frozen=True)
@@ -249,8 +252,10 @@ class _Launch:
         codes = {rank: failure.exitcode for rank, failure in self._result.failures.items()}
         if not codes:
             return Launched(0)
-        # The first one that ended stands first, unless another has said that it failed before.
-        rank = next(iter(codes))
+        # The first one that ended stands first, unless another has said that it failed before; one
+        # that stopped, where nobody asked this launch to, was told to by the agent after a failure.
+        own = [r for r, c in codes.items() if c not in ENDED_BY_THE_AGENT]
+        rank = own[0] if own and self._first_asked is None else next(iter(codes))
         if said is not None and said.how is How.FAILED and said.rank in codes:
             rank = said.rank
         code = codes[rank]
