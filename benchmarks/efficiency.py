@@ -40,6 +40,7 @@ LLAMA_1B = GPTConfig.llama(
     num_kv_heads=8,
     embedding_dim=2048,
     feedforward_dim=8192,
+    tied=True,
 )
 TINY = GPTConfig.llama(
     vocabulary_size=256,
@@ -125,7 +126,7 @@ def run_rank(case: Case, device: str, updates: int, out: Path) -> None:
         "schedule": {"kind": "constant", "warmup": 2},
         "precision": {"dtype": "bf16"},
         "evaluate": {"every": "never"},
-        "checkpoint": {"every": "end"},
+        "checkpoint": {"every": "end", "keep": 1, "keep_best": 0},
         "log": {"console": "off"},
     }
     # Rank 0 makes the run folder, and tells the others where it is.

@@ -1,12 +1,13 @@
 """What observing costs the run, in microseconds an update. Prints; asserts nothing.
 
-Run: `python benchmarks/observe_cost.py`. Each number is the smallest mean of several rounds: a busy
-machine disturbs it least. The last lines set all of it against an update of the model that
-`surefoot train` trains without a recipe.
+Run: `python benchmarks/observe_cost.py [--device cuda]`. Each number is the smallest mean of
+several rounds: a busy machine disturbs it least. The last lines set all of it against an update
+of the model that `surefoot train` trains without a recipe.
 """
 
 from __future__ import annotations
 
+import argparse
 import io
 import itertools
 import random
@@ -92,9 +93,12 @@ def judging(guard: Guard) -> Callable[[], object]:
 
 def main() -> None:
     """Measures and prints."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    device = parser.parse_args().device
     facts = RunFacts("bench", "runs/bench", total=1e6)
     with tempfile.TemporaryDirectory() as folder:
-        utilization = UtilizationProbe("cpu")
+        utilization = UtilizationProbe(device)
         log = MetricsLog(Path(folder) / "metrics.jsonl", utilization)
         console = ConsoleView(facts, "plain", io.StringIO()).start()
         observers = Observers([log], [console])
@@ -103,7 +107,7 @@ def main() -> None:
             "metrics log, one row": lambda: log.on_step(REPORT),
             "console, one report": lambda: console.on_step(REPORT),
             "both, through the fan-out": lambda: observers.on_step(REPORT),
-            "memory probe": MemoryProbe("cpu"),
+            "memory probe": MemoryProbe(device),
             "utilization probe": utilization,
             "ledger, one switch": switch_phase(TimeLedger()),
             "guard with spikes": judging(Guard()),
@@ -113,11 +117,11 @@ def main() -> None:
             cost = cost / 2 if name.startswith("ledger") else cost
             print(f"{name:28} {cost:7.2f} µs")
         observers.close()
-    of_an_update()
+    of_an_update(device)
 
 
-def of_an_update(blocks: int = 12, block_updates: int = 5) -> None:
-    """The demo's model on the CPU: an update by itself, one that is logged, one that is sampled.
+def of_an_update(device: str, blocks: int = 12, block_updates: int = 5) -> None:
+    """The demo's model: an update by itself, one that is logged, one that is sampled.
 
     The three take turns, a block of updates each, so that a slower clock meets all alike.
     """
@@ -129,16 +133,18 @@ def of_an_update(blocks: int = 12, block_updates: int = 5) -> None:
     )  # fmt: skip
     batch = {"input_ids": torch.randint(0, 512, (16, 128))}
     with tempfile.TemporaryDirectory() as folder:
-        log = MetricsLog(Path(folder) / "metrics.jsonl", UtilizationProbe("cpu"))
-        bare = updates_of(GPT(shape), "never", ())
-        logged = updates_of(GPT(shape), "never", (Observers([log]),))
-        sampled = updates_of(GPT(shape), "1 steps", (Observers([log]),))
+        log = MetricsLog(Path(folder) / "metrics.jsonl", UtilizationProbe(device))
+        bare = updates_of(GPT(shape), device, "never", ())
+        logged = updates_of(GPT(shape), device, "never", (Observers([log]),))
+        sampled = updates_of(GPT(shape), device, "1 steps", (Observers([log]),))
         seconds: dict[str, list[float]] = {"bare": [], "logged": [], "sampled": []}
         for _ in range(blocks):
             for name, step in (("bare", bare), ("logged", logged), ("sampled", sampled)):
                 begin = time.perf_counter()
                 for _ in range(block_updates):
                     step(batch)
+                if device == "cuda":
+                    torch.cuda.synchronize()
                 seconds[name].append((time.perf_counter() - begin) / block_updates)
         log.close()
     update = statistics.median(seconds["bare"])
@@ -150,11 +156,13 @@ def of_an_update(blocks: int = 12, block_updates: int = 5) -> None:
         print(f"{name + ', more than that':28} {more * 1e6:9.1f} µs {share}")
 
 
-def updates_of(model: GPT, details_every: str, observers: tuple[Observers, ...]) -> TrainStep:
+def updates_of(
+    model: GPT, device: str, details_every: str, observers: tuple[Observers, ...]
+) -> TrainStep:
     """An update with everything that is on by default, on batches that are there."""
     settings = {
-        "device": "cpu",
-        "train": {"horizon": "1000 steps"},
+        "device": device,
+        "train": {"horizon": "10000 steps"},
         "log": {"details_every": details_every, "weight_norm_every": "never"},
     }
     return TrainStep(model, GenerationTask(512), settings=settings, observers=observers)

@@ -163,12 +163,14 @@ def _open_run(
 def needed_bytes(assembly: Assembly, *, resuming: bool = False) -> int:
     """What the checkpoints of a run take at most, one more than are kept while one is written.
 
-    A resumed run has most of them already, and deletes one for each that it writes.
+    A resumed run has most of them already, and deletes one for each that it writes; one that saves
+    at its end alone has no others.
     """
     size = parameter_sizes(assembly)
     one = size.num_bytes + 3 * 4 * size.num_trained + CHECKPOINT_OVERHEAD_BYTES
     section = assembly.settings.checkpoint
-    return one * (2 if resuming else section.keep + section.keep_best + 2)
+    saves_once = section.every == "end" and section.ephemeral_every == "never"
+    return one * (2 if resuming or saves_once else section.keep + section.keep_best + 2)
 
 
 def parameter_sizes(assembly: Assembly) -> ParameterSizes:

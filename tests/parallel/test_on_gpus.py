@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -27,6 +28,11 @@ LAYOUTS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "ZeRO-3": (2, 2, {"shard": 2}),
     "TP": (2, 1, {"tensor": 2}),
     "TP+SP": (2, 1, {"tensor": 2, "cut_sequence": True}),
+    "CP": (2, 1, {"context": 2}),
+    "PP, 1f1b": (2, 1, {"pipeline": 2}),
+    "PP, interleaved": (2, 1, {"pipeline": 2, "pipeline_schedule": "interleaved"}),
+    "PP, zero-bubble": (2, 1, {"pipeline": 2, "pipeline_schedule": "zero-bubble"}),
+    "EP": (2, 2, {"expert": 2}),
     "DDP of 4": (4, 4, {}),
     "HSDP": (4, 4, {"shard": 2, "replicate": 2}),
     "TPxFSDP": (4, 2, {"tensor": 2, "shard": 2}),
@@ -43,13 +49,18 @@ def gpus() -> Iterator[RankPool]:
     pool.close()
 
 
-def on_gpu(settings: Any, dtype: torch.dtype) -> Seen:
-    return train("gpt", settings, 20, dtype)
+def on_gpu(settings: Any, with_experts: bool) -> Seen:
+    model: dict[str, Any] = {"num_layers": 4}
+    if with_experts:
+        model["experts"] = {"num_experts": 4, "shared_experts": 1, "balance_weight": 0.1}
+    seen = train("gpt", settings, 20, torch.float32, **model)
+    # What goes to another process must not lie on this one's device.
+    return replace(seen, weights={})
 
 
 @cache
-def alone(precision: str, seed: int = 0) -> Seen:
-    return on_gpu(settings(1, {}, precision, seed), torch.float32)
+def alone(precision: str, with_experts: bool, seed: int = 0) -> Seen:
+    return on_gpu(settings(1, {}, precision, seed), with_experts)
 
 
 def settings(data_ranks: int, parallel: Any, precision: str, seed: int = 0) -> dict[str, Any]:
@@ -57,14 +68,21 @@ def settings(data_ranks: int, parallel: Any, precision: str, seed: int = 0) -> d
     return {**made, "precision": {"dtype": precision}}
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_every_layout_trains_as_one_gpu_in_float32(gpus: RankPool, name: str) -> None:
+def laid_out(gpus: RankPool, name: str, precision: str) -> tuple[bool, list[Seen]]:
+    """Whether the model has experts, and what each rank of a layout has seen."""
     num_ranks, data_ranks, parallel = LAYOUTS[name]
     if num_ranks > NUM_GPUS:
         pytest.skip(f"needs {num_ranks} CUDA devices")
-    asked = settings(data_ranks, parallel, "fp32")
-    expected = alone("fp32")
-    for seen in gpus.run(num_ranks, on_gpu, asked, torch.float32):
+    with_experts = "expert" in parallel
+    asked = settings(data_ranks, parallel, precision)
+    return with_experts, gpus.run(num_ranks, on_gpu, asked, with_experts)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_trains_as_one_gpu_in_float32(gpus: RankPool, name: str) -> None:
+    with_experts, found = laid_out(gpus, name, "fp32")
+    expected = alone("fp32", with_experts)
+    for seen in found:
         assert seen.losses == pytest.approx(expected.losses, rel=1e-4)
         assert seen.norms == pytest.approx(expected.norms, rel=1e-3)
         assert seen.counts == expected.counts
@@ -73,11 +91,8 @@ def test_every_layout_trains_as_one_gpu_in_float32(gpus: RankPool, name: str) ->
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_in_bf16_within_twice_the_spread_of_seeds(gpus: RankPool, name: str) -> None:
-    num_ranks, data_ranks, parallel = LAYOUTS[name]
-    if num_ranks > NUM_GPUS:
-        pytest.skip(f"needs {num_ranks} CUDA devices")
-    last = [alone("bf16", seed).losses[-1] for seed in range(5)]
+    with_experts, found = laid_out(gpus, name, "bf16")
+    last = [alone("bf16", with_experts, seed).losses[-1] for seed in range(5)]
     spread = max(last) - min(last)
-    asked = settings(data_ranks, parallel, "bf16")
-    for seen in gpus.run(num_ranks, on_gpu, asked, torch.float32):
+    for seen in found:
         assert abs(seen.losses[-1] - last[0]) <= 2 * spread

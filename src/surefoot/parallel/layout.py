@@ -274,5 +274,8 @@ def compile_model(model: nn.Module, extent: Literal["off", "blocks", "whole"]) -
                 rule="`blocks` compiles each module of the model's `blocks` (an nn.ModuleList)",
                 remedy="use train.compile=whole, or name the list of layers `blocks`",
             )
+        # Replicas would have each block compiled in pieces, to sum the gradients of one while the
+        # next goes back; the blocks are such pieces by themselves.
+        torch._dynamo.config.optimize_ddp = False
         for block in blocks:
             block.compile()

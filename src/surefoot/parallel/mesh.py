@@ -206,12 +206,15 @@ class Mesh:
         rest = [axis for axis in AXES if axis not in own]
         places = torch.arange(sizes.num_ranks).reshape(sizes.of(AXES))
         places = places.permute([AXES.index(axis) for axis in (*rest, *own)])
-        whole = DeviceMesh(
-            self.device_mesh.device_type,
-            places.reshape(prod(sizes.of(rest)), -1, getattr(sizes, beside)),
-            mesh_dim_names=("rest", "copies", beside),
+        places = places.reshape(prod(sizes.of(rest)), -1, getattr(sizes, beside))
+        names = ("copies", beside)
+        kind = self.device_mesh.device_type
+        whole = DeviceMesh(kind, places, mesh_dim_names=("rest", *names))
+        # Not sliced out of the whole: older versions of torch refuse axes in another order.
+        (own_place,) = (place for place in places if self.rank in place)
+        return DeviceMesh.from_group(
+            [whole.get_group(name) for name in names], kind, mesh=own_place, mesh_dim_names=names
         )
-        return whole["copies", beside]
 
     @property
     def context_group(self) -> dist.ProcessGroup:
