@@ -66,7 +66,7 @@ class Case:
 
 CASES = {
     "ddp-gpt2-124m": Case(GPT2_124M, 16, 4, 0.95),
-    "fsdp-llama-1b": Case(LLAMA_1B, 4, 1, 0.93, {"shard": "auto", "gather": "as-computed"}),
+    "fsdp-llama-1b": Case(LLAMA_1B, 8, 1, 0.93, {"shard": "auto", "gather": "as-computed"}),
 }
 
 
@@ -126,7 +126,7 @@ def run_rank(case: Case, device: str, updates: int, out: Path) -> None:
         "schedule": {"kind": "constant", "warmup": 2},
         "precision": {"dtype": "bf16"},
         "evaluate": {"every": "never"},
-        "checkpoint": {"every": "end", "keep": 1, "keep_best": 0},
+        "checkpoint": {"every": "end"},
         "log": {"console": "off"},
     }
     # Rank 0 makes the run folder, and tells the others where it is.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import closing
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -115,3 +116,27 @@ def test_each_rank_holds_its_part(ranks: RankPool) -> None:
         held = ranks.run(4, held_bytes, {"shard": 4, "shards": shards})
         # Every dim is a multiple of four here.
         assert held == [(parameters // 4, moments // 4)] * 4
+
+
+def gathered_in_time() -> list[bool]:
+    """As each block begins, whether the parameters of the next are on their way or there."""
+    assembly = assembled("gpt", settings_of(2, parallel={"shard": 2}), num_layers=4)
+    blocks = list(assembly.trainable.state.model.blocks)  # type: ignore[arg-type]
+    found: list[bool] = []
+    for block, following in pairwise(blocks):
+
+        def look(*_: Any, following: Any = following) -> None:
+            group = following._get_fsdp_state()._fsdp_param_group
+            found.append(group._all_gather_result is not None or group.is_unsharded)
+
+        block.feedforward.register_forward_pre_hook(look)
+    with closing(assembly.open_windows(Cursor())) as windows:  # type: ignore[type-var]
+        assembly.trainable.update(next(windows))
+        assembly.trainable.log.settle()
+    assembly.close()
+    return found
+
+
+def test_parameters_are_gathered_ahead(ranks: RankPool) -> None:
+    for found in ranks.run(2, gathered_in_time):
+        assert found == [True] * 9
