@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.backends.distributed import DDPOptimizer
 
 from parallel.checks import assert_alike
 from parallel.rank_pool import CaseFailed, RankPool
@@ -128,3 +129,29 @@ def test_or_looked_for(ranks: RankPool) -> None:
     expected = train_partly_idle("refuse", 1)
     for found in ranks.run(2, train_partly_idle, "find", 2):
         assert found == pytest.approx(expected, rel=1e-5)
+
+
+def compiled_blocks() -> tuple[Seen, int]:
+    """What a run with compiled blocks shows, and how many graphs torch has cut for replicas."""
+    cut = 0
+    compile_fn = DDPOptimizer.compile_fn
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        nonlocal cut
+        cut += 1
+        return compile_fn(*arguments, **options)
+
+    DDPOptimizer.compile_fn = counted
+    try:
+        settings = settings_of(2)
+        settings["train"]["compile"] = "blocks"
+        return train("gpt", settings, 20, DOUBLE), cut
+    finally:
+        DDPOptimizer.compile_fn = compile_fn
+
+
+@pytest.mark.ranks_full
+def test_compiled_blocks_stay_whole(ranks: RankPool) -> None:
+    found = ranks.run(2, compiled_blocks)
+    assert_alike([seen for seen, _ in found], alone("gpt", DOUBLE), 1e-10)
+    assert [cut for _, cut in found] == [0, 0]

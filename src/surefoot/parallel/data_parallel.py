@@ -5,7 +5,8 @@ The engine has divided by the global denominator already, so a mean would divide
 
 # No `from __future__ import annotations`: torch reads the types of a communication hook.
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any, Final
@@ -30,17 +31,34 @@ _OWN_BUFFERS: Final[dict[str, Any]] = {_NEWER if _NEWER in _KNOWN else "broadcas
 class Replicas:
     """Gradients are reduced during the last backward of a window, once."""
 
-    def __init__(self, wrapped: DistributedDataParallel, summing: "Summing") -> None:
+    def __init__(
+        self, wrapped: DistributedDataParallel, summing: "Summing", by_blocks: bool = False
+    ) -> None:
         self.wrapped = wrapped
         self._summing = summing
+        self._compiling = blocks_left_whole() if by_blocks else nullcontext()
         self._trained = {n: p for n, p in wrapped.module.named_parameters() if p.requires_grad}
         self._num_elements = sum(parameter.numel() for parameter in self._trained.values())
 
     @classmethod
     def of(
-        cls, model: nn.Module, mesh: Mesh, device: torch.device, *, find_unused: bool
+        cls,
+        model: nn.Module,
+        mesh: Mesh,
+        device: torch.device,
+        *,
+        find_unused: bool,
+        by_blocks: bool = False,
     ) -> "Replicas":
-        """Wraps a model that is on its device; the bare module keeps its names and its state."""
+        """Wraps a model that is on its device; the bare module keeps its names and its state.
+
+        Args:
+            model: the model.
+            mesh: the ranks.
+            device: where the model is.
+            find_unused: whether each backward looks for parameters that took no part.
+            by_blocks: whether the model's blocks are compiled each by itself.
+        """
         group = mesh.group("replicate")
         wrapped = DistributedDataParallel(
             model,
@@ -54,11 +72,13 @@ class Replicas:
         wrapped.register_comm_hook(summing, sum_gradients)
         if not find_unused:
             settle_buckets(wrapped)
-        return cls(wrapped, summing)
+        return cls(wrapped, summing, by_blocks)
 
-    def micro_batch(self, is_last: bool) -> AbstractContextManager[object]:
+    @contextmanager
+    def micro_batch(self, is_last: bool) -> Iterator[None]:
         self._summing.num_elements = 0
-        return nullcontext() if is_last else self.wrapped.no_sync()
+        with self._compiling, nullcontext() if is_last else self.wrapped.no_sync():
+            yield
 
     def finish(self) -> None:
         """The last backward has left the sums in `.grad`: of all parameters, or of none.
@@ -76,6 +96,19 @@ class Replicas:
             remedy="freeze what is not used (model.frozen), or set "
             "parallel.unused_parameters=find, which looks for it in each backward",
         )
+
+
+def blocks_left_whole() -> AbstractContextManager[object]:
+    """Compiles a block in one piece; may be entered again and again.
+
+    In replicas torch compiles what it is given in pieces, to sum the gradients of one while the
+    next goes back. Blocks are such pieces already, and a cut through one keeps its two halves from
+    being fused.
+    """
+    # Loaded only where something is compiled.
+    from torch._dynamo import config
+
+    return config.patch(optimize_ddp=False)
 
 
 def settle_buckets(wrapped: DistributedDataParallel) -> None:

@@ -198,7 +198,8 @@ def lay_out(model: nn.Module, device: torch.device, wishes: Wishes, place: Place
         shards = Shards.of(model, section, mesh, wishes.compute_dtype)
         return LaidOut(model, shards, is_sharded=True, cut=shards.cut)
     find_unused = section.unused_parameters == "find"
-    replicas = Replicas.of(model, mesh, device, find_unused=find_unused)
+    by_blocks = wishes.compile == "blocks"
+    replicas = Replicas.of(model, mesh, device, find_unused=find_unused, by_blocks=by_blocks)
     return LaidOut(replicas.wrapped, replicas)
 
 
@@ -274,8 +275,5 @@ def compile_model(model: nn.Module, extent: Literal["off", "blocks", "whole"]) -
                 rule="`blocks` compiles each module of the model's `blocks` (an nn.ModuleList)",
                 remedy="use train.compile=whole, or name the list of layers `blocks`",
             )
-        # Replicas would have each block compiled in pieces, to sum the gradients of one while the
-        # next goes back; the blocks are such pieces by themselves.
-        torch._dynamo.config.optimize_ddp = False
         for block in blocks:
             block.compile()
