@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from parallel.small_runs import assembled, settings_of
 from surefoot.config.building import make_schedule
 from surefoot.config.fields import Section
 from surefoot.config.load import load_recipe, recipe_names, resolve_settings
@@ -17,6 +19,7 @@ from surefoot.core.counting import Pace
 from surefoot.core.errors import EXIT_REQUEST, CheckpointError, RequestError, RunFolderError
 from surefoot.observe.events import read_events
 from surefoot.observe.metrics_log import read_rows
+from surefoot.recording import needed_bytes
 from surefoot.resuming import (
     ACCEPT_FIELDS,
     IMPOSSIBLE_FIELDS,
@@ -265,3 +268,14 @@ def test_another_mesh_keeps_what_another_number_of_ranks_does() -> None:
     before = {"ranks": 4, "mesh": {"shard": 4}, "device": "cpu"}
     assert resume_tier(before, {**before, "mesh": {"replicate": 4}}, True) is Tier.T2
     assert resume_tier(before, dict(before), True) is Tier.T0
+
+
+def test_a_run_that_saves_once_needs_room_for_one_checkpoint_and_the_next() -> None:
+    def needed(**checkpoint: Any) -> int:
+        assembly = assembled("gpt", {**settings_of(), "checkpoint": checkpoint})
+        with closing(assembly):
+            return needed_bytes(assembly)
+
+    often = needed(every="5 steps", keep=3, keep_best=1)
+    assert 3 * needed(every="end", keep=3) == often
+    assert needed(every="end", keep=3, ephemeral_every="5 steps") == often
