@@ -43,6 +43,7 @@ from surefoot.observe.probes import MemoryProbe
 from surefoot.optim.ema import NoAverage, WeightEma
 from surefoot.optim.ledger import GroupOverride, ParameterLedger
 from surefoot.optim.registry import build_optimizer
+from surefoot.optim.state_on_host import check_state_on_host
 from surefoot.optim.update import SkipKind, UpdateOptimizer
 from surefoot.parallel.collectives import HostSums, SharedBuffers
 from surefoot.parallel.layout import ALONE, LaidOut, Place, Wishes, lay_out
@@ -99,8 +100,7 @@ def make_trainable(
     layers = layers_of(laid_out, place)
     ledger = make_ledger(model, settings.optimizer, layers.elsewhere)
     skipping = may_skip(settings, precision)
-    section = settings.optimizer
-    optimizer = build_optimizer(section, ledger, device, skipping, section.low_precision_weights)
+    optimizer = make_optimizer(settings, ledger, device, skipping, laid_out.is_sharded)
     loss_scale = make_loss_scale(settings, precision, device)
     average = WeightEma(model, settings.ema.decay) if settings.ema.kind == "on" else NoAverage()
     course = Course(make_schedule(settings, pace), _plateau_state(settings))
@@ -325,6 +325,22 @@ def layers_of(laid_out: LaidOut, place: Place) -> Layers:
     tells = {axis for axis, index in where.items() if index > 0} == {"pipeline"}
     cut = laid_out.pipeline.cut
     return Layers(cut.elsewhere, cut.size_elsewhere, tells)
+
+
+def make_optimizer(
+    settings: Settings,
+    ledger: ParameterLedger,
+    device: torch.device,
+    skipping: bool,
+    is_sharded: bool,
+) -> UpdateOptimizer:
+    """The optimizer that a recipe asks for, its state where the recipe wants it."""
+    section = settings.optimizer
+    optimizer = build_optimizer(section, ledger, device, skipping, section.low_precision_weights)
+    if settings.memory.offload_optimizer == "cpu":
+        check_state_on_host(device, is_sharded)
+        optimizer.keep_state_on_host()
+    return optimizer
 
 
 def make_ledger(

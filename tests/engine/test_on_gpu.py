@@ -67,6 +67,7 @@ def train(
         "log": {"console": "off", "details_every": "7 steps", "layers": ["blocks.*"]},
         "ema": {"kind": "on"},
         "guard": {},
+        "memory": {},
     }
     for name, section in changes.items():
         settings[name] = {**settings[name], **section}
@@ -89,9 +90,17 @@ def test_every_precision_learns(precision: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("spikes", ["log", "skip"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"guard": {"spikes": "log"}},
+        {"guard": {"spikes": "skip"}},
+        {"memory": {"offload_optimizer": "cpu"}},
+    ],
+    ids=["log", "skip", "state on the host"],
+)
 def test_the_hot_path_waits_for_nothing(
-    precision: str, spikes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    precision: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The only wait is that for the event of the update before, which this mode does not count."""
     run = Loop.run
@@ -109,7 +118,7 @@ def test_the_hot_path_waits_for_nothing(
         return run(self)
 
     monkeypatch.setattr(Loop, "run", guarded)
-    done = train(tmp_path, precision, checkpoint={"every": "end"}, guard={"spikes": spikes})
+    done = train(tmp_path, precision, checkpoint={"every": "end"}, **changes)
     assert done.step >= 25
 
 

@@ -7,6 +7,7 @@ never makes `step` mean "perhaps" in silence: `skips` says how a skip happens.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from enum import Enum
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from surefoot.core.errors import CheckpointError, ModelError, RequestError
 from surefoot.optim.ledger import first_few
 from surefoot.optim.master_weights import NO_MASTERS, MasterWeights
+from surefoot.optim.state_on_host import StateOnHost
 
 SKIPPING_DEVICES: Final = frozenset({"cpu", "cuda"})
 """Where the fused kernels are verified to leave everything alone on a non-finite flag."""
@@ -75,7 +77,13 @@ class UpdateOptimizer:
             group["base_lr"] = float(group["lr"])
         self._as_made = [_plain_values(group) for group in optimizer.param_groups]
         self._found_inf = torch.zeros((), dtype=torch.float32, device=self._device)
+        self._on_host: StateOnHost | None = None
         _allocate_momentum(optimizer)
+
+    def keep_state_on_host(self) -> None:
+        """Between two steps the state rests in the memory of the host, from now on."""
+        self._on_host = StateOnHost(self.optimizer, self._device)
+        self._on_host.rest()
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:
@@ -127,7 +135,8 @@ class UpdateOptimizer:
         if self.skips is SkipKind.ON_DEVICE:
             self.optimizer.found_inf = None if known else self._flag(finite())  # type: ignore[attr-defined]
         self._masters.take_gradients()
-        self.optimizer.step()
+        with self._on_host.brought() if self._on_host else nullcontext():
+            self.optimizer.step()
         self._masters.publish()
         self._masters.drop_gradients()
 
@@ -141,6 +150,8 @@ class UpdateOptimizer:
         Rates and hyper-parameters are the recipe's and are not kept; a group value that the
         optimizer itself has changed since it was made (a counter) is.
         """
+        if self._on_host:
+            self._on_host.settle()
         state = self.optimizer.state
         return {
             "kind": type(self.optimizer).__name__,
@@ -160,6 +171,8 @@ class UpdateOptimizer:
             CheckpointError: the state is of another optimizer or of other parameters.
         """
         self._refuse_other(state)
+        if self._on_host:
+            self._on_host.settle()
         held = self.optimizer.state
         held.clear()
         for group in self.optimizer.param_groups:
@@ -174,6 +187,8 @@ class UpdateOptimizer:
             for name, master in state["masters"].items():
                 self._stepped[name].copy_(master)
         _allocate_momentum(self.optimizer)
+        if self._on_host:
+            self._on_host.rest()
 
     def _shapes(self) -> dict[str, list[int]]:
         return {name: list(parameter.shape) for name, parameter in self._stepped.items()}

@@ -16,6 +16,8 @@ class MemorySection(Section):
     """Of each n-th block."""
     offload_activations: Literal["off", "cpu", "nvme"] = "off"
     """Where what blocks keep for the backward waits; a drive (`nvme`) is refused."""
+    offload_optimizer: Literal["off", "cpu"] = "off"
+    """Where the optimizer's state rests between two steps."""
     loss: Literal["whole", "chunked"] = "whole"
     """Of next tokens: all scores at once, or those of `loss_chunk` tokens, computed again in the
     backward."""
