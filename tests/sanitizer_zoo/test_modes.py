@@ -39,6 +39,34 @@ train(8)
 """,
     ),
     (
+        "train-in-eval-mode",
+        """
+class Trainer:
+    def __init__(self, network):
+        self.network, self.mode = network, "eval"
+    def fit(self):
+        for _ in range(3):
+            getattr(self.network, self.mode)()
+            train(5, self.network)
+Trainer(net).fit()
+""",
+    ),
+    (
+        "train-in-eval-mode",
+        """
+class Lines(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.out = nn.GRU(6, 8, 2, dropout=0.3, batch_first=True), nn.Linear(8, 3)
+    def forward(self, v): return self.out(self.rnn(v[:, None])[0][:, -1])
+lines = Lines(); opt = torch.optim.Adam(lines.parameters(), lr=0.01)
+def accuracy():
+    lines.eval()
+    with torch.no_grad(): return [lines(xb).argmax(1).eq(yb).sum() for xb, yb in batches(2)]
+before = accuracy(); train(9, lines); after = accuracy()
+""",
+    ),
+    (
         "eval-in-train-mode",
         """
 for epoch in range(3):
@@ -208,6 +236,29 @@ for epoch in range(3):
         """
 net.train(); net[1].eval()
 train(8)
+""",
+    ),
+    (
+        "train-in-eval-mode",
+        """
+body, head = net[:4], nn.Linear(8, 3)
+both = nn.ModuleDict({"body": body, "head": head})
+opt = torch.optim.Adam(both.parameters(), lr=0.01)
+both.train(); body.eval()
+for xb, yb in batches(8):
+    opt.zero_grad(); F.cross_entropy(head(body(xb)), yb).backward(); opt.step()
+""",
+    ),
+    (
+        "train-in-eval-mode",
+        """
+maker, judge = nn.Linear(6, 6), nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 1))
+make, rule = (torch.optim.Adam(m.parameters(), lr=0.01) for m in (maker, judge))
+for xb, _ in batches(8):
+    judge.eval(); make.zero_grad()
+    F.softplus(-judge(maker(xb))).mean().backward(); make.step()
+    judge.train(); rule.zero_grad()
+    (F.softplus(-judge(xb)) + F.softplus(judge(maker(xb).detach()))).mean().backward(); rule.step()
 """,
     ),
     (

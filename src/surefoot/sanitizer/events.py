@@ -197,6 +197,8 @@ class ForwardEnd(Event):
     """BatchNorm layers that updated or used batch statistics during this call."""
     idle_sensitive: int
     """Dropout and BatchNorm layers that ran in eval mode during this call."""
+    idle_dropout: int
+    """Those of them, and calls of `F.dropout`, that would have dropped in train mode."""
     input_grad: bool
     """Whether an input asks for a gradient of its own (attribution, adversarial inputs)."""
 
@@ -246,10 +248,12 @@ class DropoutCalled(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModeChanged(Event):
-    """`train()` or `eval()` was called by the user."""
+    """`train()` or `eval()` was called."""
 
     module: nn.Module
     training: bool
+    by_user: bool
+    """Whether the user's own line called it, not a library that loads or evaluates a model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any
 
@@ -13,12 +14,12 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import swa_utils
 
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.frames import Site, user_site
+from surefoot.sanitizer.frames import Site, called_by_user, user_site
 from surefoot.sanitizer.probe.patches import Patches
 from surefoot.sanitizer.trace import Trace
 
 MODULES_KEPT = 100_000
-SENSITIVE = (_BatchNorm, _DropoutNd)
+SENSITIVE = (_BatchNorm, _DropoutNd, nn.RNNBase, nn.MultiheadAttention)
 DROPOUTS = ("dropout", "alpha_dropout", "dropout1d", "dropout2d", "dropout3d")
 
 
@@ -43,7 +44,7 @@ class Calls:
         self.trainable: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}
         self.active_dropout = 0
         self.active_batch_norm = 0
-        self.idle = 0
+        self.idle = self.idle_dropout = 0
         self.autocast: torch.dtype | None = None
         """What autocast was switched on inside the outermost call, if any was."""
         self.mode_depth = 0
@@ -112,13 +113,14 @@ def attach(patches: Patches) -> None:
             stack.pop()
 
     def train(original: Any, self: nn.Module, mode: bool = True) -> nn.Module:
+        by_user = calls.mode_depth == 0 and _asked_by_user()
         calls.mode_depth += 1
         try:
             result: nn.Module = original(self, mode)
         finally:
             calls.mode_depth -= 1
         if calls.mode_depth == 0:
-            trace.safely(_mode, trace, self, mode)
+            trace.safely(_mode, trace, self, mode, by_user)
         return result
 
     def enter(original: Any, self: torch.autocast) -> Any:
@@ -138,7 +140,7 @@ def attach(patches: Patches) -> None:
 
 def _outermost(calls: Calls, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
     trace = calls.trace
-    calls.active_dropout = calls.active_batch_norm = calls.idle = 0
+    calls.active_dropout = calls.active_batch_norm = calls.idle = calls.idle_dropout = 0
     calls.autocast = None
     trace.safely(_begin, calls, module, args, kwargs)
     if isinstance(module, SENSITIVE):
@@ -193,6 +195,7 @@ def _end(calls: Calls, module: nn.Module, args: Any, kwargs: Any, output: Any) -
             active_dropout=calls.active_dropout,
             active_batch_norm=calls.active_batch_norm,
             idle_sensitive=calls.idle,
+            idle_dropout=calls.idle_dropout,
             input_grad=input_grad,
         )
     )
@@ -212,13 +215,15 @@ def _first(calls: Calls, module: nn.Module) -> None:
 
 
 def _sensitive(calls: Calls, module: nn.Module, args: tuple[Any, ...]) -> None:
-    if not module.training and not (isinstance(module, _BatchNorm) and module.running_mean is None):
+    if not isinstance(module, _BatchNorm):
+        if _dropout_of(module) > 0:
+            calls.active_dropout += module.training
+            calls.idle += not module.training
+            calls.idle_dropout += not module.training
+        return
+    if not module.training and module.running_mean is not None:
         calls.idle += 1
         return
-    if isinstance(module, _DropoutNd):
-        calls.active_dropout += module.p > 0
-        return
-    assert isinstance(module, _BatchNorm)
     calls.active_batch_norm += module.training
     if not module.training or not args or not isinstance(args[0], torch.Tensor):
         return
@@ -241,9 +246,30 @@ def _sensitive(calls: Calls, module: nn.Module, args: tuple[Any, ...]) -> None:
     )
 
 
-def _mode(trace: Trace, module: nn.Module, mode: bool) -> None:
+def _asked_by_user() -> bool:
+    # Above are `train` here and the wrapper; `eval()` is torch's own call of `train(False)`.
+    through_eval = sys._getframe(3).f_code is nn.Module.eval.__code__
+    return called_by_user(5 if through_eval else 4)
+
+
+def _dropout_of(module: nn.Module) -> float:
+    """The probability with which a layer drops in train mode; 0 for layers that never do."""
+    if isinstance(module, _DropoutNd):
+        return float(module.p)
+    if isinstance(module, nn.RNNBase):
+        return float(module.dropout) if module.num_layers > 1 else 0.0
+    return float(module.dropout) if isinstance(module, nn.MultiheadAttention) else 0.0
+
+
+def _mode(trace: Trace, module: nn.Module, mode: bool, by_user: bool) -> None:
     trace.emit(
-        ev.ModeChanged(seq=trace.tick(), site=user_site(3), module=module, training=bool(mode))
+        ev.ModeChanged(
+            seq=trace.tick(),
+            site=user_site(3),
+            module=module,
+            training=bool(mode),
+            by_user=by_user,
+        )
     )
 
 
@@ -260,6 +286,7 @@ def _dropout(calls: Calls) -> Any:
             calls.trace.safely(_drawn, calls, p)
         elif p > 0 and calls.stack and not isinstance(calls.stack[-1], _DropoutNd):
             calls.idle += 1
+            calls.idle_dropout += 1
         return original(input, p, training, *args, **kwargs)
 
     return dropout

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import weakref
 from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from surefoot.core.finding import Certainty, Finding
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer import graph
 from surefoot.sanitizer.frames import NOWHERE, Site
 from surefoot.sanitizer.rules.base import Rule, RuleInfo, share
+from surefoot.sanitizer.rules.modes import Modes
 from surefoot.sanitizer.trace import Trace
 
 LEAST = 3
@@ -25,8 +30,10 @@ class TrainInEvalMode(Rule):
         title="The model is trained in eval mode: dropout is off, BatchNorm does not learn.",
         observes="A forward of a root module in eval mode, with idle dropout or BatchNorm, whose"
         " output is backpropagated and stepped, after the module had trained in train mode."
-        " Quiet for submodules frozen in eval while the root trains; a hint where the model never"
-        " was in train mode.",
+        " The same where the user's own line put the whole root into eval before it ever trained,"
+        " and it drops with p > 0 or has a trained BatchNorm without statistics. Quiet for"
+        " submodules frozen in eval while the root trains and for models that gradients only pass"
+        " through; a hint where nobody asked for the mode or the statistics were loaded.",
         why="From the first validation on, dropout no longer regularises and BatchNorm normalises"
         " with frozen statistics.",
         example="model.train()\nfor epoch in range(n):\n    train_epoch(model)\n"
@@ -37,15 +44,16 @@ class TrainInEvalMode(Rule):
 
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace)
+        self.modes = Modes()
         self.trained_in_train: set[int] = set()
         self.flips: dict[int, Site] = {}
         self.flip = NOWHERE
-        self.pending: dict[int, tuple[Site, str]] = {}
-        self.counts: dict[int, int] = defaultdict(int)
-        self.before: dict[int, bool] = {}
-        self.places: dict[int, tuple[Site, str, Site]] = {}
+        self.pending: dict[int, tuple[weakref.ref[nn.Module], Site, bool]] = {}
+        self.holders: dict[int, tuple[int, frozenset[int]]] = {}
+        self.seen: dict[int, _Seen] = {}
 
     def on_mode_changed(self, event: ev.ModeChanged) -> None:
+        self.modes.hear(event)
         if not event.training:
             self.flip = event.site
             self.flips[self.trace.module_key(event.module)] = event.site
@@ -63,7 +71,7 @@ class TrainInEvalMode(Rule):
         output = next((t for t in graph.tensors_in(event.output) if t.grad_fn is not None), None)
         if output is None or output.grad_fn is None:
             return
-        place = event.site, type(event.module).__name__
+        place = weakref.ref(event.module), event.site, event.idle_dropout > 0
 
         def used(grads: object) -> None:
             if "backward" in self.trace.causes:
@@ -72,28 +80,83 @@ class TrainInEvalMode(Rule):
         output.grad_fn.register_prehook(used)
 
     def on_step_end(self, event: ev.StepEnd) -> None:
-        for key, (site, name) in self.pending.items():
-            if event.update.backwards:
-                self.counts[key] += 1
-                self.before.setdefault(key, key in self.trained_in_train)
-                self.places[key] = site, name, self.flips.get(key, self.flip)
+        for key, (reference, site, drops) in self.pending.items():
+            module = reference()
+            if module is None or not event.update.backwards:
+                continue
+            if event.optimizer.key not in self._holders(key, module):
+                continue
+            seen = self.seen.get(key)
+            if seen is None:
+                seen = self.seen[key] = _Seen(type(module).__name__, key in self.trained_in_train)
+                word = self.modes.word_on(module)
+                seen.asked = word is not None and not word[0] and (drops or _is_fresh(module))
+                seen.frozen = self.modes.is_part_of_training(module)
+            seen.count += not seen.frozen
+            seen.site, seen.flip = site, self.flips.get(key, self.flip)
         self.pending = {}
 
+    def _holders(self, key: int, module: nn.Module) -> frozenset[int]:
+        """The optimizers that hold parameters of a module."""
+        made = len(self.trace.optimizers)
+        known = self.holders.get(key)
+        if known is None or known[0] != made:
+            states = [self.trace.parameters.find(tensor) for tensor in module.parameters()]
+            keys = {state.key for state in states if state is not None}
+            known = (
+                made,
+                frozenset(
+                    optimizer.key
+                    for optimizer in self.trace.optimizers
+                    if any(state.key in keys for state in optimizer.parameters)
+                ),
+            )
+            self.holders[key] = known
+        return known[1]
+
     def findings(self) -> Iterable[Finding]:
-        for key, count in self.counts.items():
-            if count < LEAST:
+        for seen in self.seen.values():
+            if seen.count < LEAST:
                 continue
-            site, name, flip = self.places[key]
+            flip = seen.flip
             flipped = f"eval() at line {flip.line} was the last word" if flip.line else "eval mode"
-            was = "after it had trained in train mode" if self.before[key] else "from the start"
+            was = "after it had trained in train mode" if seen.before else "from the start"
+            is_clear = seen.before or seen.asked
             yield self.report(
-                f"{share(count, self.trace.updates)} updates were computed by {name} in eval mode,"
-                f" {was} ({flipped}).",
-                site,
-                certainty=Certainty.STRONG if self.before[key] else Certainty.HEURISTIC,
+                f"{share(seen.count, self.trace.updates)} updates were computed by {seen.name} in"
+                f" eval mode, {was} ({flipped}).",
+                seen.site,
+                certainty=Certainty.STRONG if is_clear else Certainty.HEURISTIC,
                 evidence={
                     "updates": self.trace.updates,
-                    "in_eval_mode": count,
+                    "in_eval_mode": seen.count,
                     "eval_line": flip.line,
                 },
             )
+
+
+@dataclass
+class _Seen:
+    """A module that was trained in eval mode."""
+
+    name: str
+    before: bool
+    """Whether it had trained in train mode before."""
+    asked: bool = False
+    """Whether a line of the user's own put it there, which switches off dropout or BatchNorm."""
+    frozen: bool = False
+    """Whether it is part of a larger module that trains."""
+    count: int = 0
+    site: Site = NOWHERE
+    flip: Site = NOWHERE
+
+
+def _is_fresh(module: nn.Module) -> bool:
+    """Whether it has trained BatchNorm layers, none of which has statistics of any data."""
+    fresh = []
+    for part in module.modules():
+        if isinstance(part, _BatchNorm) and part.weight is not None and part.weight.requires_grad:
+            batches = part.num_batches_tracked
+            on_host = batches is not None and batches.device.type == "cpu"
+            fresh.append(on_host and batches is not None and not int(batches))
+    return bool(fresh) and all(fresh)
