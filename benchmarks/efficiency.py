@@ -11,12 +11,14 @@ updates after the first few counts.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,10 @@ import torch
 from torch import Tensor
 
 import surefoot
+from surefoot.assembly import Material, assemble, prepare_process
+from surefoot.config.load import resolve_settings
+from surefoot.data.order import Cursor
+from surefoot.data.sources.datasets import as_source
 from surefoot.models.gpt import GPT, GPTConfig
 
 UPDATES_BEFORE_THE_CLOCK = 8
@@ -126,19 +132,21 @@ def run_rank(case: Case, device: str, updates: int, out: Path) -> None:
         "schedule": {"kind": "constant", "warmup": 2},
         "precision": {"dtype": "bf16"},
         "evaluate": {"every": "never"},
-        "checkpoint": {"every": "end"},
         "log": {"console": "off"},
     }
-    # Rank 0 makes the run folder, and tells the others where it is.
-    with tempfile.TemporaryDirectory() as runs:
-        surefoot.Trainer(
-            model,
-            RandomTokens(config, samples),
-            surefoot.GenerationTask(config.vocabulary_size),
-            settings=settings,
-            observers=[clock],
-            runs=runs,
-        ).fit()
+    # The loop of a run without its folder: a checkpoint of 15 GB would take longer than the rest.
+    resolved = resolve_settings(settings).config
+    prepare_process(resolved)
+    task = surefoot.GenerationTask(config.vocabulary_size)
+    data = as_source(RandomTokens(config, samples), "training data")
+    assembly = assemble(Material(model, task, data, {}), resolved)
+    trainable = assembly.trainable
+    trainable.log.observers = (clock,)
+    with closing(assembly.open_windows(Cursor())) as windows:
+        for window in itertools.islice(windows, updates):
+            trainable.update(window)
+        trainable.log.settle()
+    assembly.close()
     seconds = statistics.median(clock.seconds[UPDATES_BEFORE_THE_CLOCK:])
     tokens = case.micro_batch * case.accumulation * config.sequence_length
     peak = torch.cuda.max_memory_allocated() if device == "cuda" else 0
