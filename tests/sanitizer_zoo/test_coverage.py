@@ -79,6 +79,54 @@ train(opt)
 """,
     ),
     (
+        "param-not-in-optimizer",
+        """
+class Pair:
+    def __init__(self):
+        self.read, self.write = nn.Sequential(nn.Linear(6, 8), nn.Tanh()), nn.Linear(8, 3)
+        self.optimizer = Adam(self.write.parameters(), lr=0.01)
+    def step(self, batch):
+        self.optimizer.zero_grad(); self.read.zero_grad()
+        F.cross_entropy(self.write(self.read(batch["x"])), batch["y"]).backward()
+        for part in (self.read, self.write): nn.utils.clip_grad_norm_(part.parameters(), 1.0)
+        self.optimizer.step()
+pair = Pair()
+for xb, yb in batches(8): pair.step({"x": xb, "y": yb})
+""",
+    ),
+    (
+        "param-not-in-optimizer",
+        """
+def fit(encoder, decoder):
+    optimizer = SGD(decoder.parameters(), 0.1)
+    encoder.train(); decoder.train()
+    for xb, yb in batches(8):
+        optimizer.zero_grad()
+        F.cross_entropy(decoder(encoder(xb)), yb).backward()
+        optimizer.step()
+fit(nn.Sequential(nn.Linear(6, 8), nn.ReLU()), nn.Linear(8, 3))
+""",
+    ),
+    (
+        "param-not-in-optimizer",
+        """
+body, rebuild = nn.Sequential(nn.Linear(6, 4), nn.ReLU()), nn.Linear(4, 6)
+opt = AdamW(list(body.parameters()), lr=0.01)
+for xb, _ in batches(8):
+    opt.zero_grad(); F.mse_loss(rebuild(body(xb)), xb).backward(); opt.step()
+""",
+    ),
+    (
+        "param-not-in-optimizer",
+        """
+train(SGD(net.parameters(), lr=0.1), 20)
+net.requires_grad_(False); net.eval()
+probe = nn.Linear(8, 5); opt = Adam(net.head.parameters(), lr=0.01)
+for xb, yb in batches(12):
+    opt.zero_grad(); F.cross_entropy(probe(net.hidden(xb)), yb).backward(); opt.step()
+""",
+    ),
+    (
         "unregistered-submodule",
         """
 class Deep(nn.Module):
@@ -255,6 +303,41 @@ opt = SGD([p for n, p in net.named_parameters() if n != "shift"], lr=0.1)
 for b in batches(8):
     net.zero_grad(); both(*b).backward(); opt.step()
     with torch.no_grad(): net.shift -= 0.1 * net.shift.grad
+""",
+    ),
+    (
+        "param-not-in-optimizer",
+        """
+teacher, student = nn.Linear(6, 3), nn.Linear(6, 3)
+opt = SGD(student.parameters(), lr=0.1)
+for xb, _ in batches(8):
+    opt.zero_grad(); F.mse_loss(student(xb), teacher(xb)).backward(); opt.step()
+weights = student.state_dict()
+""",
+    ),
+    (
+        "param-not-in-optimizer",
+        """
+class Plain:
+    def __init__(self, module): self.module = module
+    def step(self):
+        for p in self.module.parameters(): p.data.add_(p.grad, alpha=-0.1); p.grad = None
+low, high = nn.Linear(6, 8), nn.Linear(8, 3)
+low.train(); high.train()
+mine, opt = Plain(low), SGD(high.parameters(), lr=0.1)
+for xb, yb in batches(8):
+    opt.zero_grad(); F.cross_entropy(high(low(xb).relu()), yb).backward()
+    nn.utils.clip_grad_norm_(low.parameters(), 1.0); opt.step(); mine.step()
+""",
+    ),
+    (
+        "param-not-in-optimizer",
+        """
+maker, look = nn.Linear(6, 6), nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+look.load_state_dict({k: v.clone() for k, v in look.state_dict().items()})
+opt = Adam(maker.parameters(), lr=0.01)
+for xb, _ in batches(8):
+    opt.zero_grad(); F.mse_loss(look(maker(xb)), look(xb)).backward(); opt.step()
 """,
     ),
     (

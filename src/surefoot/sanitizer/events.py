@@ -111,7 +111,7 @@ class Clip(Event):
     """`norm` or `value`."""
     limit: float
     parameters: Sequence[ParameterState]
-    unknown_tensors: int
+    strangers: Sequence[torch.Tensor]
     """Tensors that belong to no optimizer seen."""
     with_gradient: int
     norm: float | None

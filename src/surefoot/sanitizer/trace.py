@@ -36,7 +36,7 @@ from surefoot.sanitizer.state import (
 FIRST_WALKS = 8
 WALK_EVERY = 50
 WALK_UNTIL = 1000
-EXTRA_WALKS = 4
+EXTRA_WALKS = 5
 NAMED_UPDATES = 2
 MOST_WALKS = 200
 ROOTS_KEPT = 64

@@ -68,7 +68,7 @@ def _after(
             kind=kind,
             limit=graph.number(limit) or 0.0,
             parameters=states,
-            unknown_tensors=len(tensors) - len(states),
+            strangers=[t for t in tensors if trace.parameters.find(t) is None],
             with_gradient=sum([tensor.grad is not None for tensor in tensors]),
             norm=graph.number(result) if kind == "norm" else None,
             inside_step="step" in trace.causes,

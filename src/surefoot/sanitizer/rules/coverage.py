@@ -12,6 +12,7 @@ from surefoot.sanitizer.trace import Trace
 
 MOST_LEAVES = 20_000
 LEAST_UPDATES = 3
+VALUES = 4
 
 
 @dataclass
@@ -26,6 +27,8 @@ class Leaf:
     pointer: int
     first_update: int
     site: Site
+    first_look: int = field(default=0, init=False)
+    """How many graphs had been looked at before."""
     last_update: int = field(init=False)
     seen: int = field(default=1, init=False)
     moved: bool = field(default=False, init=False)
@@ -33,8 +36,16 @@ class Leaf:
     """Whether an optimizer came to hold it."""
     in_vain: int = field(default=0, init=False)
     """Backward passes that reached it and no weight of any optimizer."""
+    steps_in_vain: int = field(default=0, init=False)
+    """Those of them that a step of an optimizer followed all the same."""
     marked: bool = field(default=False, init=False)
     """What the rule that watches wants to remember of it."""
+    clipped: int = field(default=0, init=False)
+    """How often its gradient was clipped."""
+    root: int = field(default=0, init=False)
+    """Key of the outermost module that it belongs to; 0 where unknown."""
+    values: tuple[float, ...] = field(default=(), init=False)
+    """A few of its values, where the host may read them."""
 
     def __post_init__(self) -> None:
         self.last_update = self.first_update
@@ -45,10 +56,13 @@ class Leaves:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
+        self.looks = 0
         self.known: dict[int, Leaf] = {}
         self.gone: list[Leaf] = []
 
     def see(self, leaves: list[torch.Tensor], site: Site) -> None:
+        """Takes in the leaves of one graph."""
+        self.looks += 1
         for tensor in leaves:
             leaf = self.known.get(id(tensor))
             if leaf is None or leaf.ref() is not tensor:
@@ -64,23 +78,25 @@ class Leaves:
             leaf.last_update = self.trace.updates
             leaf.moved = leaf.moved or self._moved(leaf, tensor)
 
-    def mark(self, tensor: torch.Tensor) -> None:
-        """Sets `marked` for the leaf of a tensor."""
+    def find(self, tensor: torch.Tensor) -> Leaf | None:
+        """The leaf of a tensor."""
         leaf = self.known.get(id(tensor))
-        if leaf is not None and leaf.ref() is tensor:
-            leaf.marked = True
+        return leaf if leaf is not None and leaf.ref() is tensor else None
 
-    def count_in_vain(self, tensor: torch.Tensor) -> None:
-        """Adds one to `in_vain` for the leaf of a tensor."""
-        leaf = self.known.get(id(tensor))
-        if leaf is not None and leaf.ref() is tensor:
-            leaf.in_vain += 1
+    def share_of_looks(self, leaf: Leaf) -> float:
+        """Share of the graphs, since the first that did, which reached a leaf."""
+        return leaf.seen / max(1, self.looks - leaf.first_look)
 
     def _moved(self, leaf: Leaf, tensor: torch.Tensor) -> bool:
-        return leaf.version != tensor._version or leaf.pointer != tensor.data_ptr()
+        # Changes through `.data` count no version.
+        return (
+            leaf.version != tensor._version
+            or leaf.pointer != tensor.data_ptr()
+            or leaf.values != some_values(tensor)
+        )
 
     def _add(self, tensor: torch.Tensor, site: Site) -> None:
-        self.known[id(tensor)] = Leaf(
+        leaf = self.known[id(tensor)] = Leaf(
             ref=weakref.ref(tensor),
             name=self.trace.name(tensor),
             kind=self.trace.owner_kind(tensor),
@@ -90,6 +106,8 @@ class Leaves:
             first_update=self.trace.updates,
             site=site,
         )
+        leaf.first_look = self.looks - 1
+        leaf.values = some_values(tensor)
 
     def forgotten(self) -> list[Leaf]:
         """Leaves that graphs reached over several updates and that nothing ever changed."""
@@ -103,6 +121,15 @@ class Leaves:
             if not held and not moved and leaf.last_update - leaf.first_update >= LEAST_UPDATES:
                 found.append(leaf)
         return found
+
+
+def some_values(tensor: torch.Tensor) -> tuple[float, ...]:
+    """A few values of a tensor, where the host may read them."""
+    if tensor.device.type != "cpu" or tensor.is_sparse or tensor.is_complex():
+        return ()
+    flat = tensor.detach().reshape(-1)
+    sample: list[float] = flat[:: max(1, flat.numel() // VALUES)][:VALUES].tolist()
+    return tuple(sample)
 
 
 def listed(names: list[str], most: int = 6) -> str:

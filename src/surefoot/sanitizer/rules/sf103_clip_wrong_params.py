@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+
+import torch
 
 from surefoot.core.finding import Certainty, Finding
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.frames import Site
 from surefoot.sanitizer.rules.base import Rule, RuleInfo, share
+from surefoot.sanitizer.rules.coverage import some_values
 from surefoot.sanitizer.trace import Trace
 
 LEAST = 3
@@ -23,7 +27,8 @@ class ClipWrongParams(Rule):
         certainty=Certainty.PROOF,
         title="The clipped parameters are not the ones that the optimizer steps.",
         observes="A clip between backward() and step() whose parameters no stepping optimizer"
-        " holds. Quiet where their gradients are handed on by hand (master weights).",
+        " holds. Quiet where their gradients are handed on by hand (master weights) or"
+        " the clipped weights change all the same (an optimizer of the user's own).",
         why="The gradients that move the weights are not clipped.",
         example="model = copy.deepcopy(model)\nclip_grad_norm_(old_model.parameters(), 1.0)",
         fix="Clip the parameters that the optimizer holds.",
@@ -35,6 +40,8 @@ class ClipWrongParams(Rule):
         self.pending: list[tuple[Site, frozenset[int], int]] = []
         self.open: dict[Site, frozenset[int]] = {}
         """Parameters of misses whose clipped gradients were neither used nor cleared so far."""
+        self.strangers: dict[Site, tuple[weakref.ref[torch.Tensor], tuple[float, ...]]] = {}
+        """The last of the clipped tensors that no optimizer holds, and what it was."""
         self.used: Counter[Site] = Counter()
         self.clips: Counter[Site] = Counter()
         self.misses: dict[Site, Counter[int]] = defaultdict(Counter)
@@ -44,8 +51,17 @@ class ClipWrongParams(Rule):
             return
         keys = frozenset(state.key for state in event.parameters)
         self.clips[event.site] += 1
+        if event.strangers:
+            self._watch(event.site, event.strangers[-1])
         if len(self.pending) < 64:
             self.pending.append((event.site, keys, self.trace.seq))
+
+    def _watch(self, site: Site, stranger: torch.Tensor) -> None:
+        before = self.strangers.get(site)
+        if before is not None and before[0]() is stranger and before[1] != some_values(stranger):
+            self.used[site] += 1
+        if before is not None or len(self.strangers) < 64:
+            self.strangers[site] = weakref.ref(stranger), some_values(stranger)
 
     def on_step_begin(self, event: ev.StepBegin) -> None:
         optimizer = event.optimizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 
 import torch
@@ -10,9 +11,14 @@ from surefoot.core.finding import Certainty, Finding
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.rules.base import Rule, RuleInfo
 from surefoot.sanitizer.rules.coverage import Leaf, Leaves, listed
+from surefoot.sanitizer.rules.intent import Intent, of_module
 from surefoot.sanitizer.trace import Trace
 
+LAST_LOOK = 64
+MOST_PARAMETERS = 1_000_000
+LEAST_CLIPS = 3
 LEAST_IN_VAIN = 3
+SHARE_REACHED = 0.3
 SHARE_IN_VAIN = 0.3
 
 
@@ -26,8 +32,10 @@ class ParamNotInOptimizer(Rule):
         title="Parameters of the trained model are in no optimizer.",
         observes="Leaves of the loss's graph that no optimizer holds and nothing else changes, and"
         " that belong to a model part of which is trained, or whose backward passes reach no"
-        " weight of any optimizer. Quiet for master-weight copies, averaged"
-        " and hand-updated weights, and fixed networks that gradients pass through.",
+        " weight of any optimizer, or that are clipped, belong to a model that was put into train"
+        " mode, or to one that was loaded from nowhere and is fed by trained layers or saved."
+        " Quiet for master-weight copies, averaged and hand-updated weights, and other fixed"
+        " networks that gradients pass through.",
         why="They keep their initial values: gradients are computed for them and thrown away.",
         example="AdamW([p for m in model.modules() if not list(m.children())"
         " for p in m.parameters()])",
@@ -39,10 +47,20 @@ class ParamNotInOptimizer(Rule):
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace)
         self.leaves = Leaves(trace)
+        self.intent = Intent(trace)
+        self.on_mode_changed = self.intent.on_mode_changed
+        self.on_state_restored = self.intent.on_state_restored
+        self.on_state_taken = self.intent.on_state_taken
+        self.on_forward_begin = self.intent.on_forward_begin
         self.partly: set[int] = set()
+        self.root_of: dict[int, int] = {}
+        """By identity of a parameter: key of the untrained model that it belongs to."""
         self.walks = 0
+        self.vain: list[Leaf] = []
+        """What the latest backward pass reached, if that was no weight of any optimizer."""
 
     def on_backward_begin(self, event: ev.BackwardBegin) -> None:
+        self.vain = []
         if not event.walk:
             return
         self.walks += 1
@@ -51,33 +69,72 @@ class ParamNotInOptimizer(Rule):
             isinstance(leaf, torch.nn.Parameter) and self.trace.parameters.find(leaf) is None
             for leaf in event.leaves
         )
-        for leaf in event.leaves:
-            if id(leaf) in self.partly:
-                self.leaves.mark(leaf)
+        for tensor in event.leaves:
+            leaf = self.leaves.find(tensor)
+            if leaf is None:
+                continue
+            leaf.root = self.root_of.get(id(tensor), leaf.root)
+            if id(tensor) in self.partly:
+                leaf.marked = True
             elif feeds_nothing:
-                self.leaves.count_in_vain(leaf)
+                leaf.in_vain += 1
+                self.vain.append(leaf)
+
+    def on_clip(self, event: ev.Clip) -> None:
+        for tensor in event.strangers:
+            leaf = self.leaves.find(tensor)
+            if leaf is not None and tensor.grad is not None:
+                leaf.clipped += 1
+
+    def on_step_begin(self, event: ev.StepBegin) -> None:
+        for leaf in self.vain:
+            leaf.steps_in_vain += 1
+        self.vain = []
 
     def on_step_end(self, event: ev.StepEnd) -> None:
-        if event.optimizer.steps > 1:
-            return
+        steps = event.optimizer.steps
+        if steps == 1:
+            self._find_partly_trained()
+        if steps <= LAST_LOOK and steps & (steps - 1) == 0:
+            for key, module in self.intent.untrained():
+                for parameter in of_module(module):
+                    if len(self.root_of) < MOST_PARAMETERS:
+                        self.root_of[id(parameter)] = key
+
+    def _find_partly_trained(self) -> None:
         # Which models are trained at all: their other parameters are missing, not fixed.
         for root in self.trace.roots:
             module = root()
             if module is not None and self.trace.is_trained(module):
                 for parameter in module.parameters():
-                    if len(self.partly) < 1_000_000:
+                    if len(self.partly) < MOST_PARAMETERS:
                         self.partly.add(id(parameter))
 
     def findings(self) -> Iterable[Finding]:
-        forgotten: list[Leaf] = [f for f in self.leaves.forgotten() if f.kind]
-        marked = [leaf for leaf in forgotten if leaf.marked]
-        if marked:
-            yield self._finding(marked, Certainty.PROOF, "")
+        if not any(optimizer.steps for optimizer in self.trace.optimizers):
+            return
+        rest = [leaf for leaf in self.leaves.forgotten() if leaf.kind]
+        found: dict[tuple[Certainty, str], list[Leaf]] = defaultdict(list)
+        for leaf in rest:
+            why = self._why(leaf)
+            if why is not None:
+                found[why].append(leaf)
+        for (certainty, also), leaves in found.items():
+            yield self._finding(leaves, certainty, also)
+
+    def _why(self, leaf: Leaf) -> tuple[Certainty, str] | None:
+        if leaf.marked:
+            return Certainty.PROOF, ""
         # A rare backward pass through other weights measures something (Fisher information).
-        least = max(LEAST_IN_VAIN, SHARE_IN_VAIN * self.walks)
-        in_vain = [leaf for leaf in forgotten if not leaf.marked and leaf.in_vain >= least]
-        if in_vain and any(optimizer.steps for optimizer in self.trace.optimizers):
-            yield self._finding(in_vain, Certainty.STRONG, "; such a backward pass feeds nothing")
+        since = max(1, self.walks - leaf.first_look)
+        if leaf.in_vain >= max(LEAST_IN_VAIN, SHARE_IN_VAIN * self.walks) or (
+            leaf.steps_in_vain >= max(LEAST_IN_VAIN, SHARE_IN_VAIN * since)
+        ):
+            return Certainty.STRONG, "; such a backward pass feeds nothing"
+        if self.leaves.share_of_looks(leaf) < SHARE_REACHED:
+            return None
+        reason = self.intent.reason(leaf.root, leaf.clipped >= LEAST_CLIPS)
+        return (Certainty.STRONG, f", although {reason}") if reason else None
 
     def _finding(self, forgotten: list[Leaf], certainty: Certainty, also: str) -> Finding:
         names = [leaf.name for leaf in forgotten]
