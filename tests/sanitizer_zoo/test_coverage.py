@@ -189,6 +189,19 @@ for b in batches(15):
 """,
     ),
     (
+        "optimizer-never-stepped",
+        """
+train(SGD(net.parameters(), lr=0.1))
+def tune(parts, rate):
+    optimizer = Adam([p for part in parts for p in part.parameters()], lr=rate)
+    for b in batches(14):
+        both(*b).backward()
+        optimizer.zero_grad()
+tune([net.body, net.head], 1e-3)
+train(SGD(net.parameters(), lr=0.01))
+""",
+    ),
+    (
         "param-no-grad",
         """
 def loss(xb, yb):
@@ -402,6 +415,24 @@ head, rest = SGD(net.head.parameters(), lr=0.1), SGD([*net.body.parameters(),
 for i, b in enumerate(batches(20)):
     head.zero_grad(); both(*b).backward(); head.step()
     if i % 5 == 4: rest.step(); rest.zero_grad()
+""",
+    ),
+    (
+        "optimizer-never-stepped",
+        """
+one, cleaner = SGD(net.parameters(), lr=0.1), Adam(net.parameters())
+for b in batches(20):
+    cleaner.zero_grad(); both(*b).backward(); one.step()
+""",
+    ),
+    (
+        "optimizer-never-stepped",
+        """
+train(SGD(net.parameters(), lr=0.1))
+opt = SGD(net.parameters(), lr=0.1)
+for b in batches(20):
+    opt.zero_grad(); both(*b).backward()
+    for p in net.parameters(): p.data.sub_(p.grad, alpha=opt.param_groups[0]["lr"])
 """,
     ),
     (

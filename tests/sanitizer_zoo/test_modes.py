@@ -90,6 +90,49 @@ for epoch in range(3):
 """,
     ),
     (
+        "eval-in-train-mode",
+        """
+slow = copy.deepcopy(net)
+def follow():
+    with torch.no_grad():
+        for kept, new in zip(slow.parameters(), net.parameters()): kept.lerp_(new, 0.5)
+for epoch in range(4):
+    train(8); follow()
+    with torch.no_grad(): measure(slow)
+""",
+    ),
+    (
+        "eval-in-train-mode",
+        """
+from torch.optim.swa_utils import AveragedModel
+class Run:
+    def __init__(self): self.mean = AveragedModel(net)
+    @torch.no_grad()
+    def test(self): return [self.mean(xb).argmax(1) for xb, _ in batches(3)]
+run = Run(); train(8); run.mean.update_parameters(net); run.test()
+""",
+    ),
+    (
+        "eval-with-grad",
+        """
+from torch.optim.swa_utils import AveragedModel
+mean = AveragedModel(net)
+for epoch in range(3):
+    train(8); mean.update_parameters(net)
+    mean.eval(); scores = [F.cross_entropy(mean(xb), yb) for xb, yb in batches(3)]
+""",
+    ),
+    (
+        "eval-with-grad",
+        """
+read, write = net[:4].eval(), net[4]
+def validate(): return [F.cross_entropy(write(read(xb)), yb) for xb, yb in batches(4)]
+for epoch in range(2):
+    read.train(); write.train(); train(6)
+    read.eval(); write.eval(); losses = validate()
+""",
+    ),
+    (
         "eval-with-grad",
         """
 train(8)
@@ -268,6 +311,38 @@ train(8); net.eval()
 for m in net.modules():
     if isinstance(m, nn.Dropout): m.train()
 with torch.no_grad(): measure()
+""",
+    ),
+    (
+        "eval-in-train-mode",
+        """
+other, spare = copy.deepcopy(net), copy.deepcopy(net)
+train(8)
+with torch.no_grad(): shape = other(x[:4]).shape, spare(x[:4]).shape
+opt = torch.optim.SGD(other.parameters(), lr=0.05); train(8, other)
+""",
+    ),
+    (
+        "eval-in-train-mode",
+        """
+keys = copy.deepcopy(net)
+for xb, yb in batches(9):
+    with torch.no_grad(): wanted = keys(xb)
+    opt.zero_grad(); F.mse_loss(net(xb), wanted).backward(); opt.step()
+    with torch.no_grad():
+        for kept, new in zip(keys.parameters(), net.parameters()): kept.lerp_(new, 0.5)
+train(24)
+""",
+    ),
+    (
+        "eval-with-grad",
+        """
+goal = copy.deepcopy(net).eval()
+for xb, yb in batches(9):
+    wanted = goal(xb).detach()
+    opt.zero_grad(); F.mse_loss(net(xb), wanted).backward(); opt.step()
+    with torch.no_grad():
+        for kept, new in zip(goal.parameters(), net.parameters()): kept.lerp_(new, 0.5)
 """,
     ),
     (

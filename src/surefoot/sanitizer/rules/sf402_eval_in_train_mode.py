@@ -8,10 +8,8 @@ from surefoot.core.finding import Certainty, Finding
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.frames import Site
 from surefoot.sanitizer.rules.base import Rule, RuleInfo
+from surefoot.sanitizer.rules.copies import Copies, gives_targets
 from surefoot.sanitizer.trace import Trace
-
-BUSY = 0.5
-"""No-grad forwards in more than this share of the updates belong to the method."""
 
 
 class _Seen:
@@ -33,10 +31,10 @@ class EvalInTrainMode(Rule):
         slug="eval-in-train-mode",
         certainty=Certainty.STRONG,
         title="The model is evaluated in train mode.",
-        observes="A forward without gradients of a trained module, in train mode, in which"
-        " dropout was active or BatchNorm updated its statistics. Quiet for update_bn,"
-        " checkpointing, MC dropout (eval, then only dropout in train mode), recalibration over"
-        " training data, and forwards that belong to every update.",
+        observes="A forward without gradients of a trained module, or of an average that follows"
+        " one, in train mode, in which dropout was active or BatchNorm updated its statistics."
+        " Quiet for update_bn, checkpointing, MC dropout (eval, then only dropout in train mode),"
+        " recalibration over training data, and forwards that belong to every update.",
         why="Dropout makes the measured loss worse and random; BatchNorm takes in the validation"
         " data.",
         example="with torch.no_grad():\n    for x, y in val_loader: loss += loss_fn(model(x), y)",
@@ -47,6 +45,7 @@ class EvalInTrainMode(Rule):
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace)
         self.seen: dict[tuple[int, Site], _Seen] = {}
+        self.copies = Copies(trace)
         self.latest: _Seen | None = None
         self.trained_batch = -1
         """Number of the batch that the latest training forward was given."""
@@ -57,7 +56,9 @@ class EvalInTrainMode(Rule):
             self.trained_batch = self.trace.data.batches
         if event.grad_enabled or not event.training or not active:
             return
-        if "update_bn" in self.trace.causes or not self.trace.is_trained(event.module):
+        if "update_bn" in self.trace.causes:
+            return
+        if not self.trace.is_trained(event.module) and not self.copies.follows(event.module):
             return
         key = self.trace.module_key(event.module), event.site
         if key not in self.seen and len(self.seen) >= 1000:
@@ -82,7 +83,7 @@ class EvalInTrainMode(Rule):
 
     def findings(self) -> Iterable[Finding]:
         for (_, site), seen in self.seen.items():
-            if len(seen.intervals) > BUSY * self.trace.updates and self.trace.updates > 4:
+            if gives_targets(seen.intervals, self.trace.updates):
                 continue
             recalibrates = (
                 not seen.dropout and not seen.outside_training_data and not seen.with_loss

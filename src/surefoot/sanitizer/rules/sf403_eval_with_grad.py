@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from surefoot.core.finding import Certainty, Finding
@@ -11,16 +11,22 @@ from surefoot.sanitizer import events as ev
 from surefoot.sanitizer import graph
 from surefoot.sanitizer.frames import Site
 from surefoot.sanitizer.rules.base import Rule, RuleInfo, share
+from surefoot.sanitizer.rules.copies import Copies, gives_targets
 from surefoot.sanitizer.trace import Trace
 
 LEAST = 2
+MOST_INTERVALS = 10_000
 NOTE = "surefoot-eval-graph"
 
 
 class _Note:
     """Lives as long as the graph node whose metadata holds it."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "used")
+
+    def __init__(self) -> None:
+        self.used = [False]
+        """Whether the node was backpropagated: a cell that outlives the note."""
 
 
 class EvalWithGrad(Rule):
@@ -31,9 +37,10 @@ class EvalWithGrad(Rule):
         slug="eval-with-grad",
         certainty=Certainty.STRONG,
         title="Evaluation builds autograd graphs that are thrown away.",
-        observes="A forward of a trained module in eval mode with gradients enabled whose graph"
-        " is never backpropagated. Quiet for inputs that ask for a gradient (attribution,"
-        " adversarial samples) and for torch.autograd.grad.",
+        observes="A forward of a trained module, or of an average that follows one, in eval mode"
+        " with gradients enabled whose graph is never backpropagated. Quiet for inputs that ask"
+        " for a gradient (attribution, adversarial samples), for torch.autograd.grad, and for"
+        " copies that give targets to most updates.",
         why="Every activation of the validation is kept for nothing: more memory, less speed, and"
         " a crash when a loss is collected over the whole set.",
         example="model.eval()\nfor x, y in val_loader: total += loss_fn(model(x), y).item()",
@@ -45,6 +52,10 @@ class EvalWithGrad(Rule):
         super().__init__(trace)
         self.all: Counter[tuple[Site, str]] = Counter()
         self.unused: Counter[tuple[Site, str]] = Counter()
+        self.copies = Copies(trace)
+        self.intervals: dict[tuple[Site, str], set[int]] = defaultdict(set)
+        """Numbers of updates after which a copy of the trained model was called."""
+        self.completed = False
         self.open: dict[int, tuple[weakref.ref[_Note], tuple[Site, str]]] = {}
 
     def on_forward_end(self, event: ev.ForwardEnd) -> None:
@@ -55,26 +66,39 @@ class EvalWithGrad(Rule):
             return
         key = event.site, type(event.module).__name__
         if not self.trace.is_trained(event.module):
-            return
+            if not self.copies.follows(event.module):
+                return
+            if len(self.intervals[key]) < MOST_INTERVALS:
+                self.intervals[key].add(self.trace.updates)
         note, number = _Note(), event.seq
-        state = [False]
+        used = note.used
         self.all[key] += 1
 
-        def used(grads: object) -> None:
-            state[0] = True
+        def backpropagated(grads: object) -> None:
+            used[0] = True
 
         def freed(_: object) -> None:
             self.open.pop(number, None)
-            if not state[0]:
+            if not used[0]:
                 self.unused[key] += 1
 
         graph.notes_of(output.grad_fn)[NOTE] = note
-        output.grad_fn.register_prehook(used)
+        output.grad_fn.register_prehook(backpropagated)
         self.open[number] = weakref.ref(note, freed), key
 
+    def on_run_ended(self, event: ev.RunEnded) -> None:
+        self.completed = event.outcome == "completed"
+
     def findings(self) -> Iterable[Finding]:
-        for key, count in self.unused.items():
+        unused = self.unused.copy()
+        # Graphs that are still there when the script is over are used by nobody any more.
+        kept = [(note, key) for reference, key in self.open.values() if (note := reference())]
+        unused.update(key for note, key in kept if self.completed and not note.used[0])
+        for key, count in unused.items():
             if count < LEAST or count < 0.9 * self.all[key]:
+                continue
+            # A copy that is called in most updates gives them targets.
+            if gives_targets(self.intervals.get(key, set()), self.trace.updates):
                 continue
             site, name = key
             yield self.report(

@@ -8,9 +8,12 @@ from collections.abc import Iterable
 from surefoot.core.finding import Certainty, Finding
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.rules.base import Rule, RuleInfo
+from surefoot.sanitizer.rules.coverage import some_values
+from surefoot.sanitizer.state import OptimizerState
 from surefoot.sanitizer.trace import Trace
 
 LEAST = 10
+LOOKS = 50
 
 
 class OptimizerNeverStepped(Rule):
@@ -22,8 +25,9 @@ class OptimizerNeverStepped(Rule):
         certainty=Certainty.PROOF,
         title="An optimizer never steps although its parameters get gradients.",
         observes="At the end of a script that ended by itself: an optimizer without a step whose"
-        " parameters got gradients many times and that no stepping optimizer shares. Quiet for"
-        " scalers that skipped every step and scripts that were stopped.",
+        " parameters got gradients many times and that no stepping optimizer shares, or whose"
+        " gradients were cleared many times before anyone used them. Quiet for scalers that skipped"
+        " every step, weights that change all the same, and scripts that were stopped.",
         why="Its parameters stay at their initial values.",
         example="opt_d = Adam(D.parameters())\nloss_d.backward()  # and no opt_d.step()",
         fix="Call step() of that optimizer, or remove it and freeze its parameters.",
@@ -34,11 +38,23 @@ class OptimizerNeverStepped(Rule):
         super().__init__(trace)
         self.completed = False
         self.zeroed: Counter[int] = Counter()
+        self.before: dict[int, tuple[float, ...]] = {}
+        self.moving: set[int] = set()
+        """Optimizers without a step whose weights changed between two calls of zero_grad."""
 
     def on_zero_grad(self, event: ev.ZeroGrad) -> None:
         for optimizer in self.trace.optimizers:
             if event.parameters is optimizer.parameters:
                 self.zeroed[optimizer.key] += 1
+                if not optimizer.steps and self.zeroed[optimizer.key] <= LOOKS:
+                    self._look(optimizer)
+
+    def _look(self, optimizer: OptimizerState) -> None:
+        tensors = (state.ref() for state in optimizer.parameters)
+        tensor = next((tensor for tensor in tensors if tensor is not None), None)
+        values = () if tensor is None else some_values(tensor)
+        if self.before.setdefault(optimizer.key, values) != values:
+            self.moving.add(optimizer.key)
 
     def on_run_ended(self, event: ev.RunEnded) -> None:
         self.completed = event.outcome == "completed"
@@ -50,7 +66,8 @@ class OptimizerNeverStepped(Rule):
         for optimizer in self.trace.optimizers:
             if optimizer.steps or optimizer.skipped:
                 continue
-            if any(state.key in stepped for state in optimizer.parameters):
+            lost = 0 if optimizer.key in self.moving else optimizer.wipes
+            if lost < LEAST and any(state.key in stepped for state in optimizer.parameters):
                 continue
             fed = max((state.backwards for state in optimizer.parameters), default=0)
             # Nobody stepped, and nobody prepared to: a script that only measures gradients.
