@@ -125,6 +125,13 @@ def median_before(values: Floats, window: int) -> Floats:
     return result
 
 
+def ranks(values: Floats) -> Floats:
+    """[N] place of each value among all; ties keep the order of the run."""
+    places = np.empty(len(values))
+    places[np.argsort(values, kind="stable")] = np.arange(len(values))
+    return places
+
+
 def straightness(values: Floats) -> float:
     """Correlation of the values with their order: -1 for a straight way down, 0 for none."""
     if len(values) < 3 or float(values.std()) == 0.0:

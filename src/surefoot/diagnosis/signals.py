@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 
 import numpy as np
 
-from surefoot.diagnosis.curve import Curve, median_before, spread
+from surefoot.diagnosis.curve import Curve, median_before, ranks, spread, straightness
 from surefoot.diagnosis.recording import Floats, Recording, Series
 
 SHORTEST = 8
 """A curve with fewer rows has no shape."""
 FLAT = 0.045
 """A loss that came down by less than this share of its start has not moved."""
+LEAVING = 20
+"""First rows among which the very first is the highest or lowest, where weights leave at once."""
+BETTER = 0.85
+"""Share of log(C) below which a loss is no guess's among C classes."""
 HALF = ("fp16", "float16", "half", "16-mixed", "16")
 
 
@@ -52,18 +57,36 @@ class Signals:
 
     @cached_property
     def initial(self) -> float:
-        """The loss before anything was learnt: the level of the first rows; where that is far from
-        the very first value, the value."""
+        """The loss before anything was learnt: the level of the first rows, or the very first value
+        where the weights have left at once."""
         if not len(self.loss):
             return float("nan")
-        series, start = self.loss.series, self.loss.start
-        first = float(series.values[0])
-        apart = self.begins_at_start and abs(first - start) > 0.2 * abs(first)
-        # An odd first batch of a run with noise; where that is most of the loss, the weights
-        # jump about, and the first row is the one before they did.
-        noise = self.loss.noise
-        by_chance = abs(first - start) < 2.5 * noise and noise < 0.3 * abs(first)
-        return first if apart and not by_chance else start
+        return float(self.loss.values[0]) if self.leaves_at_once else self.loss.start
+
+    @cached_property
+    def leaves_at_once(self) -> bool:
+        """Whether the very first loss is far from the level of the first rows, and from each."""
+        values, start, noise = self.loss.values, self.loss.start, self.loss.noise
+        if not self.begins_at_start or len(values) < 2:
+            return False
+        first, others = float(values[0]), values[1 : max(2, min(LEAVING, len(values) // 4))]
+        by_chance = bool(others.min() <= first <= others.max())
+        within_noise = abs(first - start) < 2.5 * noise and noise < 0.3 * abs(first)
+        return abs(first - start) > 0.2 * abs(first) and not (by_chance or within_noise)
+
+    @cached_property
+    def initial_error(self) -> float:
+        """Standard error of `initial`; that of one row before the weights left is not known."""
+        if self.leaves_at_once:
+            return 0.0
+        return 1.25 * self.loss.noise / max(3, len(self.loss) // 50) ** 0.5
+
+    @cached_property
+    def trend(self) -> float:
+        """Rank correlation of the loss with its order after the first tenth: how clearly it falls
+        (-1) or rises (1), on the scale of its noise."""
+        later = self.loss.part(0.1, 1) if len(self.loss) else np.empty(0)
+        return straightness(ranks(later))
 
     @cached_property
     def early_noise(self) -> float:
@@ -94,31 +117,31 @@ class Signals:
         their noise allows, and from there on the loss stands still."""
         if not self.has_shape or not self._never_left:
             return False
-        unsure = 1.25 * self.loss.noise / max(3, len(self.loss) // 50) ** 0.5
         later = abs(self.loss.level(0.05, 0.3) - self.loss.end)
         stands = later < max(FLAT * abs(self.initial), 3 * self.loss.standard_error())
-        return self.is_flat or (abs(self.initial - self.loss.end) < 2.5 * unsure and stands)
+        return self.is_flat or (
+            abs(self.initial - self.loss.end) < 2.5 * self.initial_error and stands
+        )
 
     @property
     def _never_left(self) -> bool:
         margin = max(2 * FLAT * abs(self.initial), 3 * self.loss.noise)
         return self.loss.lowest > self.initial - margin
 
-    @cached_property
-    def progress_per_rate(self) -> tuple[float, float]:
-        """How far the loss fell over two parts of the run in which the rates sum up to the same.
+    def progress_per_rate(self, parts: int) -> Floats:
+        """How far the loss fell over parts of the run in which the rates sum up to the same.
 
         The first twentieth is left out: some of it is the end of random weights.
         """
         loss, rate = self.loss, self.rate
-        begin = len(loss) // 20
-        middle = (begin + len(loss)) // 2
+        total = np.arange(1.0, len(loss) + 1)
         if len(rate) == len(loss):
             total = np.cumsum(rate.values)
-            middle = int(np.searchsorted(total, (total[begin] + total[-1]) / 2))
-        places = (begin, min(middle, len(loss) - 1), len(loss) - 1)
-        at = [float(loss.smooth[place]) for place in places]
-        return at[0] - at[1], at[1] - at[2]
+        begin, last = len(loss) // 20, len(loss) - 1
+        sums = np.linspace(total[begin], total[-1], parts + 1)
+        places = np.clip(np.searchsorted(total, sums), begin, last)
+        places[0], places[-1] = begin, last
+        return -np.diff(loss.smooth[places])
 
     # -- what is not finite --------------------------------------------------------------------
 
@@ -189,6 +212,21 @@ class Signals:
             peak / self.initial if self.initial > 0 else 1.0,
             _growth(before),
             _growth(self.before_row("grad_norm", self.broke_at)) / 3,
+        )
+
+    @cached_property
+    def gradients_explode_at_once(self) -> bool:
+        """Whether the gradient norm shoots up, among others in the first tenth of the run, from a
+        level that it had in the first updates, and no weights have run away: no rate made it so."""
+        values = self.gradient.values
+        if len(values) < 20:
+            return False
+        usual, early = float(np.median(values)), float(self.gradient.part(0, 0.1).max())
+        often = float((values > 6 * usual).mean()) > 0.015
+        often = often and float(self.gradient.part(0.5, 1).max()) > 6 * usual
+        ran = self.weight_growth is not None and self.weight_growth > 2
+        return (
+            often and early > 6 * usual and float(np.median(values[:3])) > 0.5 * usual and not ran
         )
 
     # -- rate and weights ----------------------------------------------------------------------
@@ -280,6 +318,15 @@ class Signals:
                 return value / 100 if value > 1 else value
         return None
 
+    @cached_property
+    def knows_more(self) -> bool:
+        """Whether the run is known to do better than a guess: its flat loss is a good one."""
+        classes, accuracy = self.num_classes, self.accuracy
+        if classes is not None and self.loss.end < BETTER * math.log(classes):
+            return True
+        chance = 1 / (classes or 2)
+        return accuracy is not None and accuracy > chance + 0.3 * (1 - chance)
+
     # -- evaluations ---------------------------------------------------------------------------
 
     @cached_property
@@ -291,6 +338,49 @@ class Signals:
             return 0.0
         bends = values[1:-1] - (values[:-2] + values[2:]) / 2
         return float(np.median(np.abs(bends))) / max(abs(self.initial - self.loss.end), 1e-30)
+
+    @cached_property
+    def validation_left(self) -> float:
+        """Share of all that the validation loss gained that was still to come after the updates
+        which had half of the run's rate: near zero where it had come to a standstill by then,
+        whatever the schedule."""
+        validation, steps = self.validation, self.validation.series.steps
+        if len(validation) < 4:
+            return float("nan")
+        share = steps / max(float(steps[-1]), 1.0)
+        if len(self.rate) > 1:
+            total = np.cumsum(self.rate.values)
+            share = np.interp(steps, self.rate.series.steps, total / max(float(total[-1]), 1e-30))
+        place = int(np.searchsorted(share, 0.5))
+        middle = float(np.median(validation.values[max(0, place - 1) : place + 2]))
+        end = float(np.median(validation.values[-max(2, len(validation) // 5) :]))
+        return (middle - end) / max(abs(self.initial - end), 1e-30)
+
+    @cached_property
+    def follows_first(self) -> bool:
+        """Whether the validation loss followed the train loss to its best evaluation, however it
+        went on: a good part of the first loss, unless all samples were still new and most of the
+        way was missing; or a small part, where they had been seen often."""
+        values, steps = self.validation.values, self.validation.series.steps
+        best = int(values.argmin())
+        dip = max(self.initial, float(values[0])) - float(values[best])
+        train = self.initial - self.train_around(float(steps[best]))
+        share = dip / max(train, 0.1 * abs(self.initial - self.loss.lowest), 1e-30)
+        epochs = self.recording["epoch"].finite
+        seen = epochs.values[epochs.steps <= steps[best]]
+        times = float(seen[-1] - epochs.values[0]) if len(seen) else None
+        if dip > 0.1 * abs(self.initial):
+            return times is None or times > 3 or share > 0.5
+        return dip > 0.04 * abs(self.initial) and share > 0.1 and times is not None and times > 3
+
+    @cached_property
+    def validation_sway(self) -> float:
+        """How much neighbouring evaluations of the later part bend, as a share of their level."""
+        values = self.validation.part(0.4, 1) if len(self.validation) else np.empty(0)
+        if len(values) < 3:
+            return 0.0
+        bends = values[1:-1] - (values[:-2] + values[2:]) / 2
+        return float(np.median(np.abs(bends)) / max(abs(float(np.median(values))), 1e-30))
 
     def train_around(self, step: float, rows: int = 0) -> float:
         """Level of the train loss at a step: the median of the rows just before it."""

@@ -6,6 +6,7 @@ import numpy as np
 
 from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
+from surefoot.diagnosis.curve import running_median
 from surefoot.diagnosis.signals import FLAT, Signals
 
 ABOVE = 0.03
@@ -14,6 +15,10 @@ MOVED = 0.05
 """Share of their norm by which weights move at a rate that is too high, at least."""
 STEADY = 0.01
 """Noise over level of a loss that does not bounce."""
+CALM = 0.005
+"""Share of their level by which evaluations bend, where no weight bounces."""
+LASTING = 5
+"""Rows whose median has jumped: weights that were thrown off are not back at once."""
 LONG = 0.2
 """Share of the run that the loss stood above its start at least."""
 LOST = 0.5
@@ -58,16 +63,18 @@ class RateTooHigh(Cause):
     def look(self, signals: Signals) -> Verdict | None:
         if signals.broke_at is not None:
             return _broken(signals)
+        if signals.gradients_explode_at_once:
+            return None
         motion = signals.weight_motion
         if signals.weights_known_from_start and motion is not None and motion < MOVED:
             return None
         if not signals.has_shape or signals.weight_motion == 0.0:
             return None
         loss, initial = signals.loss, signals.initial
-        above = float(
-            (loss.smooth > initial * 1.15 if initial > 0 else loss.smooth > initial).mean()
-        )
-        margin = max(ABOVE * abs(initial), 3 * loss.standard_error())
+        unsure = 3 * float(np.hypot(signals.initial_error, 1.25 * loss.noise / loss.window**0.5))
+        higher = initial + max(0.15 * abs(initial), unsure if signals.initial_error else 0.0)
+        above = float((loss.smooth > higher).mean())
+        margin = max(ABOVE * abs(initial), 3 * loss.standard_error(), 2 * signals.initial_error)
         rose = loss.end - initial
         highest = float(loss.smooth.max())
         evidence = {
@@ -78,7 +85,7 @@ class RateTooHigh(Cause):
             "weight_norm_growth": signals.weight_growth,
         }
         step = loss.step(int(loss.smooth.argmax()))
-        if rose > 0.25 * abs(initial) or above > LONG:
+        if rose > max(0.25 * abs(initial), 3 * signals.initial_error) or above > LONG:
             return Verdict(
                 f"The loss began at {initial:.4g}, rose to {highest:.4g} around step {step} and"
                 f" ends"
@@ -89,9 +96,12 @@ class RateTooHigh(Cause):
         grown = signals.weight_growth is not None and signals.weight_growth > 3
         if loss.noise < STEADY * abs(loss.end):
             return None
-        jumped = float(loss.values.max()) > 1.5 * abs(initial)
+        peak = float(running_median(loss.values, LASTING).max())
+        jumped = peak > initial + max(0.25 * abs(initial), 4 * loss.noise)
         near = 3 * FLAT if grown and jumped else FLAT
-        if rose > margin or (rose > -near * abs(initial) and (grown or jumped)):
+        calm = len(signals.validation) > 3 and signals.validation_sway < CALM
+        bounces = rose > margin and not calm
+        if bounces or (rose > -near * abs(initial) and (grown or jumped)):
             return Verdict(
                 f"The loss bounces around {loss.end:.4g}, hardly lower than where it began"
                 f" ({initial:.4g}), with a noise of {loss.noise:.2g} and no trend"

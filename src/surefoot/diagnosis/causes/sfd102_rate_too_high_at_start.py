@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
+from surefoot.diagnosis.curve import running_median
 from surefoot.diagnosis.signals import Signals
 
 EARLY = 12
 """Rows in which a run without a warm-up breaks, if it breaks."""
-LASTING = 3
-"""First rows that stand above the start at least: weights that were thrown off are not back at
+LASTING = 5
+"""First rows whose median stands above the start: weights that were thrown off are not back at
 once, one hard batch is."""
+JUMP = 0.2
+"""Share of the first loss by which they do."""
+LONG = 0.35
+"""Share of the run that a recovery takes at most."""
 FAR = 2.0
 """Times the first loss by which a single row stands above it, so that no hard batch explains it."""
 RECOVERED = 0.2
@@ -50,8 +55,6 @@ class RateTooHighAtStart(Cause):
         if signals.starts_at_full_rate is False:
             return None
         loss, initial = signals.loss, signals.initial
-        if signals.begins_at_start:
-            initial = float(loss.values[0])
         broke = signals.broke_at
         rows = signals.recording.num_rows
         if broke is not None:
@@ -69,14 +72,24 @@ class RateTooHighAtStart(Cause):
         if not signals.has_shape:
             return None
         first = loss.values[1 : max(4, len(loss) // 20) + 1]
+        if signals.begins_at_start and loss.values[0] < first[:LASTING].min():
+            initial = float(loss.values[0])
         peak = float(first.max())
-        jump = max(0.15 * abs(initial), 5 * signals.early_noise)
-        lasts = int((first > initial + jump / 2).sum()) >= LASTING
-        if peak - initial < jump or not (lasts or peak - initial > FAR * abs(initial)):
+        hump = float(running_median(first, LASTING).max()) - initial
+        jump = max(JUMP * abs(initial), 5 * signals.early_noise)
+        far = peak - initial > max(FAR * abs(initial), 20 * signals.early_noise)
+        lasts = hump > max(jump / 2, JUMP * abs(initial))
+        if peak - initial < jump or not (lasts or far):
+            return None
+        if signals.gradients_explode_at_once and hump < 10 * loss.noise:
+            return None
+        # Where rows stand as high as often in the later half, it is no matter of the start.
+        high = initial + max(hump, jump) / 2
+        if float((loss.part(0.5, 1) > high).mean()) > 0.5 * float((first > high).mean()):
             return None
         level = initial + 0.15 * abs(initial)
         above = float((loss.smooth > level).mean())
-        falls = loss.end < initial - RECOVERED * abs(initial) and above < 0.2
+        falls = loss.end < initial - RECOVERED * abs(initial) and above < LONG
         if not falls and signals.rate_is_kept is not False:
             return None
         step = loss.step(1 + int(first.argmax()))

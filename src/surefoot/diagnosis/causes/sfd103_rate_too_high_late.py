@@ -18,6 +18,8 @@ GAINED = 0.2
 """Share of its level that the loss still comes down over the last half at most."""
 
 
+STANDS = 0.05
+"""Share of what the validation loss gained that was to come in the second half at most."""
 FITTING = 0.35
 """The same, of a run that is fitting its data still."""
 
@@ -65,6 +67,7 @@ class RateTooHighLate(Cause):
         growth, jitter = signals.weight_growth, signals.validation_jitter
         far = growth is not None and growth > 4
         bouncing = (jitter > BOUNCE and _halves(signals) < FITTING) or _sways(signals)
+        bouncing = bouncing or _stands_and_sways(signals)
         most = 0.2 if far else 0.1
         if stalled > most or half > 1.5 * most + 0.05 or not (far or bouncing):
             return None
@@ -102,9 +105,14 @@ def _sways(signals: Signals) -> bool:
     loss, validation = signals.loss, signals.validation
     if len(validation) < 5:
         return False
-    values = validation.part(0.4, 1)
-    bends = np.abs(values[1:-1] - (values[:-2] + values[2:]) / 2)
-    level = float(np.median(values))
+    level = float(np.median(validation.part(0.4, 1)))
     follows = signals.initial - level > 0.5 * (signals.initial - loss.end)
     stands = abs(_halves(signals)) < GAINED
-    return stands and follows and float(np.median(bends)) > SWAY * abs(level)
+    return stands and follows and signals.validation_sway > SWAY
+
+
+def _stands_and_sways(signals: Signals) -> bool:
+    """Whether evaluations have come to a standstill, and go up and down by more than the little
+    that a run at its floor does: on the scale of their level, and of all that was gained."""
+    sways = signals.validation_sway > SWAY / 15 and signals.validation_jitter > BOUNCE / 6
+    return sways and abs(_halves(signals)) < GAINED and signals.validation_left < STANDS

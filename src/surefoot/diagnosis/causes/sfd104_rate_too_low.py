@@ -11,6 +11,12 @@ from surefoot.diagnosis.signals import FLAT, Signals
 
 STILL = 1e-3
 """Share of their norm by which weights that hardly moved have moved at most."""
+SHORT = 50
+"""Updates in which no rate brings a run far."""
+LITTLE = 0.12
+"""Share of the first loss that a run comes down whose rate is too low, at most."""
+EVEN = 0.6
+"""What the second half brings of what the first does, at least: a curve that learns bends."""
 STILL_SUM = 0.02
 """Sum of the rates of all updates, where the weights' norm was not recorded."""
 
@@ -44,6 +50,8 @@ class RateTooLow(Cause):
             return None
         if signals.weight_motion == 0.0 and not signals.rate_is_nothing:
             return None
+        if signals.recording.last_step < SHORT:
+            return None
         motion, total = signals.weight_motion, signals.rate_sum
         moved = f"{motion:.2g} of their norm" if motion is not None else "an unknown way"
         evidence = {
@@ -55,7 +63,9 @@ class RateTooLow(Cause):
             "peak_rate": float(signals.rate.values.max()),
         }
         small = motion < STILL if motion is not None else total is not None and total < STILL_SUM
-        if abs(signals.relative_drop) < 2 * FLAT and small:
+        near = motion is None or motion < 0.05
+        flat = abs(signals.relative_drop) < 2 * FLAT or signals.is_flat_but_for_noise
+        if flat and small and not signals.knows_more:
             return Verdict(
                 f"The loss went from {signals.initial:.4g} to {loss.end:.4g} in"
                 f" {signals.recording.last_step} updates; the weights moved by {moved} at a peak"
@@ -64,22 +74,13 @@ class RateTooLow(Cause):
                 weight=0.85,
                 evidence=evidence,
             )
-        if signals.is_flat and _falls_straight(signals):
-            return Verdict(
-                f"The loss went from {signals.initial:.4g} to {loss.end:.4g} in"
-                f" {signals.recording.last_step} updates, and {signals.validation_name}/loss fell"
-                f" by {np.ptp(signals.validation.values):.3g} in a straight line.",
-                weight=0.8,
-                evidence=evidence,
-            )
         line = straightness(loss.smooth)
         first = loss.level(0.1, 0.2) - loss.level(0.45, 0.55)
         second = loss.level(0.45, 0.55) - loss.level(0.9, 1.0)
         clear = first + second > 4 * loss.standard_error()
-        even = 0.75 * first < second < 1.3 * first
-        near = motion is None or motion < 0.05
+        even = EVEN * first < second < first / EVEN
         straight = (line < -0.95 and even) or _straight_for_its_rate(signals)
-        if straight and clear and near and signals.relative_drop < 0.3:
+        if straight and clear and near and signals.relative_drop < LITTLE:
             return Verdict(
                 f"The loss falls in a nearly straight line, from {signals.initial:.4g} to"
                 f" {loss.end:.4g} in {signals.recording.last_step} updates: the second half brings"
@@ -91,22 +92,11 @@ class RateTooLow(Cause):
         return None
 
 
-def _falls_straight(signals: Signals) -> bool:
-    """Whether the validation loss, which has no noise of batches, falls as much late as early."""
-    values = signals.validation.values
-    if len(values) < 5:
-        return False
-    half = len(values) // 2
-    first, second = float(values[0] - values[half]), float(values[half] - values[-1])
-    far = float(values[0] - values[-1]) > 0.005 * abs(float(values[0]))
-    return far and straightness(values) < -0.95 and second > 0.25 * first > 0
-
-
 def _straight_for_its_rate(signals: Signals) -> bool:
     """Whether the loss falls in a line with the sum of the rates, and as much for the same sum."""
     loss, rate = signals.loss, signals.rate
     if len(rate) != len(loss) or float(loss.smooth.std()) == 0.0 or not rate.values.any():
         return False
     line = float(np.corrcoef(np.cumsum(rate.values), loss.smooth)[0, 1])
-    first, second = signals.progress_per_rate
-    return line < -0.95 and first > 0 and 0.75 * first < second < 1.3 * first
+    first, second = signals.progress_per_rate(2)
+    return line < -0.95 and first > 0 and EVEN * first < second < first / EVEN

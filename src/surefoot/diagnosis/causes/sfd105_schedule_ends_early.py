@@ -53,7 +53,10 @@ class ScheduleEndsEarly(Cause):
             return None
         step = rate.step(min(end, len(rate) - 1))
         is_stage = float(np.median(rate.values[end:])) > STANDING * peak
-        if is_stage and not _cuts_off(signals, step):
+        before = rate.values[max(0, end - max(3, len(rate) // 20)) : end]
+        # A rate that had been held below its peak before it fell goes down in steps.
+        in_steps = bool(np.ptp(before) < 1e-6 * peak and before[-1] < 0.5 * peak)
+        if is_stage and (in_steps or not _cuts_off(signals, step)):
             return None
         gained = signals.train_around(step) - signals.loss.end if len(signals.loss) else None
         total = signals.loss.drop if len(signals.loss) else 0.0

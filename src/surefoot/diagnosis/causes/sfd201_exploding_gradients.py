@@ -6,10 +6,16 @@ import numpy as np
 
 from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
+from surefoot.diagnosis.curve import median_before
 from surefoot.diagnosis.signals import Signals, spikes
 
 SPIKE = 6.0
 """Times the median of the rows before."""
+WINDOW = 31
+BEYOND = 3.0
+"""Times the growth of the row's loss: where a batch is hard, both grow alike."""
+LOW = 0.3
+"""Share of the first loss below which single batches differ by factors."""
 GROWTH = 8.0
 """Factor by which a norm grows over a run that explodes slowly."""
 
@@ -39,6 +45,7 @@ class ExplodingGradients(Cause):
         explains=(
             "bad-batch",
             "labels-unrelated",
+            "rate-too-high-late",
             "rate-too-low",
             "underfitting",
             "validation-differs",
@@ -50,7 +57,7 @@ class ExplodingGradients(Cause):
         gradient = signals.gradient
         if len(gradient) < 20 or not signals.has_shape:
             return None
-        found = spikes(gradient.series, SPIKE)
+        found = _beyond_the_loss(signals, spikes(gradient.series, SPIKE))
         share = len(found) / len(gradient)
         usual = float(np.median(gradient.values))
         worst = max(found, key=lambda position: gradient.values[position], default=0)
@@ -62,7 +69,8 @@ class ExplodingGradients(Cause):
                 f" {SPIKE:g} times the usual ({usual:.3g}); the worst is"
                 f" {gradient.values[worst]:.3g} at step"
                 f" {gradient.step(worst)}.",
-                weight=0.87,
+                # So they were before any weight had moved: it is no rate that made them.
+                weight=0.91 if signals.gradients_explode_at_once else 0.87,
                 evidence={
                     "spikes": len(found),
                     "median_grad_norm": usual,
@@ -79,3 +87,20 @@ class ExplodingGradients(Cause):
                 evidence={"early_grad_norm": early, "last_grad_norm": gradient.end},
             )
         return None
+
+
+def _beyond_the_loss(signals: Signals, found: list[int]) -> list[int]:
+    """Those spikes at which the loss has not grown alike: once a loss is low, a hard batch has many
+    times as much of both."""
+    series, loss = signals.gradient.series, signals.loss.series
+    usual_loss = median_before(loss.values, WINDOW)
+    usual_norm = median_before(series.values, WINDOW)
+    left = []
+    for position in found:
+        place = int(np.searchsorted(loss.rows, series.rows[position]))
+        is_row = place < len(loss) and loss.rows[place] == series.rows[position]
+        is_low = is_row and 0 < usual_loss[place] < LOW * signals.initial
+        harder = loss.values[place] / usual_loss[place] if is_low else 1.0
+        if series.values[position] > BEYOND * max(1.0, harder) * usual_norm[position]:
+            left.append(position)
+    return left

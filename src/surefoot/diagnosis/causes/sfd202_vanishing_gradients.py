@@ -56,8 +56,11 @@ class VanishingGradients(Cause):
         late = float(np.median(gradient.part(0.7, 1)))
         highest = float(gradient.smooth.max())
         sensitivity = signals.sensitivity
-        still = loss.level(0.6, 0.8) - loss.end < 0.02 * abs(signals.initial)
-        high = 0.5 * signals.initial < loss.end < 1.1 * signals.initial
+        still = loss.level(0.6, 0.8) - loss.end < max(
+            0.02 * abs(signals.initial), 3 * loss.standard_error()
+        )
+        unsure = max(0.1 * signals.initial, 3 * signals.initial_error)
+        high = 0.5 * signals.initial < loss.end < signals.initial + unsure
         if not (still and high):
             return None
         evidence = {
@@ -78,7 +81,7 @@ class VanishingGradients(Cause):
                 weight=0.86,
                 evidence=evidence,
             )
-        if tiny and signals.is_flat:
+        if tiny and signals.is_flat_but_for_noise:
             return Verdict(
                 f"The gradient norm is {late:.3g} from the beginning, next to nothing for a loss of"
                 f" {loss.end:.4g} that does not move.",

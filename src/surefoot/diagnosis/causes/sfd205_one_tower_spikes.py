@@ -6,10 +6,15 @@ import numpy as np
 
 from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
-from surefoot.diagnosis.signals import Signals, spikes
+from surefoot.diagnosis.curve import median_before
+from surefoot.diagnosis.recording import Floats
+from surefoot.diagnosis.signals import Signals
 
 SPIKE = 6.0
 """Times the usual norm of the same tower."""
+WINDOW = 31
+ALONE = 3.0
+"""Times its usual share of the other towers' norms: a hard batch raises them all."""
 
 
 class OneTowerSpikes(Cause):
@@ -21,7 +26,8 @@ class OneTowerSpikes(Cause):
         severity=Severity.WARNING,
         certainty=Certainty.STRONG,
         title="One tower's gradients shoot up while the others are steady.",
-        observes="The gradient norm of each tower (`grad_norm/NAME`) against its own past.",
+        observes="The gradient norm of each tower (`grad_norm/NAME`) against its own past, and"
+        " against those of the others in the same row. Quiet for batches that raise them all.",
         why="Where modalities are not aligned yet, the small or the new tower gets gradients far"
         " out of its range from single batches; the common norm hides which one it is.",
         fix="Freeze the tower, or give it a lower rate (optimizer.groups), until the projector is"
@@ -35,24 +41,26 @@ class OneTowerSpikes(Cause):
     )
 
     def look(self, signals: Signals) -> Verdict | None:
-        towers = signals.recording.family("grad_norm")
-        counts = {
-            name: spikes(series, SPIKE) for name, series in towers.items() if len(series) > 10
-        }
-        if len(counts) < 2:
+        towers = list(signals.recording.family("grad_norm"))
+        steps, *columns = signals.recording.aligned(*(f"grad_norm/{name}" for name in towers))
+        table = np.array(columns)
+        sound = np.isfinite(table).all(axis=0)
+        steps, table = steps[sound], table[:, sound]
+        if len(steps) <= 10:
             return None
-        name = max(counts, key=lambda key: len(counts[key]))
-        others = max(len(found) for key, found in counts.items() if key != name)
-        found = counts[name]
+        counts = [_spikes_alone(table, tower) for tower in range(len(towers))]
+        tower = max(range(len(towers)), key=lambda one: len(counts[one]))
+        name, found = towers[tower], counts[tower]
+        others = max(len(rows) for one, rows in enumerate(counts) if one != tower)
         if len(found) < 2 or len(found) < 4 * others:
             return None
-        series = towers[name].finite
-        usual = float(np.median(series.values))
-        worst = max(found, key=lambda position: series.values[position])
+        norms = table[tower]
+        usual = float(np.median(norms))
+        worst = max(found, key=lambda position: float(norms[position]))
         return Verdict(
             f"The gradient norm of {name!r} is above {SPIKE:g} times its usual ({usual:.3g}) in"
-            f" {len(found)} rows, first at step {series.step(found[0])}, worst"
-            f" {series.values[worst]:.3g} at step {series.step(worst)}; the other towers have"
+            f" {len(found)} rows, first at step {steps[found[0]]:.0f}, worst"
+            f" {norms[worst]:.3g} at step {steps[worst]:.0f}; the other towers have"
             f" {others} such rows.",
             weight=0.95,
             evidence={
@@ -60,7 +68,18 @@ class OneTowerSpikes(Cause):
                 "spikes": len(found),
                 "spikes_of_others": others,
                 "median_grad_norm": usual,
-                "worst_grad_norm": float(series.values[worst]),
-                "worst_step": series.step(worst),
+                "worst_grad_norm": float(norms[worst]),
+                "worst_step": int(steps[worst]),
             },
         )
+
+
+def _spikes_alone(table: Floats, tower: int) -> list[int]:
+    """Rows in which a tower is far above its own past, and far above the others for once."""
+    norms = table[tower]
+    share = norms / np.maximum(np.median(np.delete(table, tower, axis=0), axis=0), 1e-30)
+    with np.errstate(invalid="ignore"):
+        found = norms > SPIKE * median_before(norms, WINDOW)
+        found &= share > ALONE * median_before(share, WINDOW)
+    found[:5] = False
+    return [int(position) for position in np.flatnonzero(found)]

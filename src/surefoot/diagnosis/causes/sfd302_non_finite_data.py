@@ -44,13 +44,14 @@ class NonFiniteData(Cause):
         recovers = _comes_and_goes(signals)
         shared = _shared_ids(signals)
         seen = _seen_before(signals, broke)
-        weight = 0.9 if shared else 0.85 if recovers else 0.5 if seen else 0.78
+        weight = 0.5 if _innocent(signals) else 0.9 if shared else 0.85 if recovers else 0.78
         text = f" Of the windows that broke, all hold sample {shared[0]}." if shared else ""
         if recovers:
             text += f" {len(signals.broken_rows)} windows broke; those between are in order."
         if not shared and not recovers:
             text += (
-                " All its samples had gone through before without harm, which speaks against them."
+                " All its samples had gone through before without harm: either what is stored has"
+                " changed, augmentation made it, or it is 0/0 inside the loss function."
                 if seen
                 else " 0/0 inside the loss function would look the same; samples that are new to"
                 " the run are likelier."
@@ -67,6 +68,15 @@ class NonFiniteData(Cause):
                 "data_seen_before": seen,
             },
         )
+
+
+def _innocent(signals: Signals) -> bool:
+    """Whether there are several broken windows, and each of their samples is in a sound one."""
+    ids, broken = signals.recording.sample_ids, signals.broken_rows
+    if len(broken & ids.keys()) < 2 or not _comes_and_goes(signals):
+        return False
+    sound = {sample for row, samples in ids.items() if row not in broken for sample in samples}
+    return all(set(ids[row]) <= sound for row in broken & ids.keys())
 
 
 def _comes_and_goes(signals: Signals) -> bool:

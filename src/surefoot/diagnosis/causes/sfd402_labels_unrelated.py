@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
-from surefoot.diagnosis.signals import Signals
+from surefoot.diagnosis.curve import ranks, straightness
+from surefoot.diagnosis.signals import FLAT, Signals
 
 AT_GUESS = 0.03
 """Share by which a loss that is a guess's may be off log(C)."""
+FELL = 0.15
+"""The same, as weights leave the values that they began with."""
+STILL = 0.003
+"""Share of its first value by which a validation loss that learns nothing falls at most."""
+FALLS = -0.4
+"""Trend of a loss that learns, however little of it is seen through its noise."""
+LITTLE_MOTION = 3e-3
+"""Share of their norm by which weights have moved, that learn."""
 LITTLE_RATE = 0.02
 """Sum of the rates of all updates that moves no weight far: the start of a gentle fine-tuning."""
 
@@ -39,12 +50,14 @@ class LabelsUnrelated(Cause):
 
     def look(self, signals: Signals) -> Verdict | None:
         loss = signals.loss
-        if signals.broke_at is not None or len(loss) < 20 or _knows_more(signals):
+        if signals.broke_at is not None or len(loss) < 20 or signals.knows_more:
             return None
         if not signals.is_flat_but_for_noise and not _settles_at_guess(signals):
             return None
+        if float(loss.values.min()) < 0 or (not _settles_at_guess(signals) and _learns(signals)):
+            return None
         motion, total = signals.weight_motion, signals.rate_sum
-        if motion is not None and motion < 1e-3:
+        if motion is not None and motion < LITTLE_MOTION:
             return None
         if total is not None and total < LITTLE_RATE:
             return None
@@ -75,13 +88,21 @@ class LabelsUnrelated(Cause):
         )
 
 
-def _knows_more(signals: Signals) -> bool:
-    """Whether the run is known to do better than a guess, so that its flat loss is a good one."""
-    classes, accuracy = signals.num_classes, signals.accuracy
-    if classes is not None and signals.loss.end < (1 - 5 * AT_GUESS) * math.log(classes):
+def _learns(signals: Signals) -> bool:
+    """Whether the mean loss comes down, though noise hides it from medians; or the validation loss,
+    which has none, still falls in the second half."""
+    loss, values = signals.loss, signals.validation.values
+    gained = float(loss.part(0, 0.1).mean()) - float(loss.part(0.5, 1).mean())
+    if signals.trend < FALLS and gained > 2 * FLAT * abs(signals.initial):
         return True
-    chance = 1 / (classes or 2)
-    return accuracy is not None and accuracy > chance + 0.3 * (1 - chance)
+    if len(values) > 4 and float(np.median(values[-3:])) < (1 - FELL) * float(values[0]):
+        return True
+    if len(values) < 5 or straightness(ranks(values)) > -0.9:
+        return False
+    first, second = (
+        float(values[a] - values[b]) for a, b in ((0, len(values) // 2), (len(values) // 2, -1))
+    )
+    return second > 0.25 * first and first + second > STILL * abs(float(values[0]))
 
 
 def _settles_at_guess(signals: Signals) -> bool:
@@ -90,5 +111,5 @@ def _settles_at_guess(signals: Signals) -> bool:
         return False
     guess, loss = math.log(signals.num_classes), signals.loss
     levels = (loss.level(0.3, 0.6), loss.end)
-    near = all(abs(level - guess) < AT_GUESS * guess for level in levels)
+    near = all(-AT_GUESS < level / guess - 1 < 2 * AT_GUESS for level in levels)
     return near and loss.lowest > (1 - AT_GUESS) * guess

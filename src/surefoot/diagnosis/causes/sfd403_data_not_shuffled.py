@@ -8,9 +8,12 @@ import numpy as np
 
 from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
+from surefoot.diagnosis.curve import spread
 from surefoot.diagnosis.recording import Floats
 from surefoot.diagnosis.signals import Signals
 
+ABOVE = 1.2
+"""Times what varies from epoch to epoch by which the pattern swings at least."""
 AGREE = 0.35
 """Correlation of the same places in two following epochs, at least."""
 
@@ -67,7 +70,8 @@ class DataNotShuffled(Cause):
         if agreement < bar:
             return None
         profile = np.median(np.stack(folds), axis=0)
-        if np.ptp(profile) < 0.005 * abs(signals.initial):
+        left = spread((np.stack(folds) - profile).ravel())
+        if np.ptp(profile) < max(0.005 * abs(signals.initial), ABOVE * left):
             return None
         return Verdict(
             f"The loss follows the same pattern in each of {len(folds)} epochs of {period} rows:"

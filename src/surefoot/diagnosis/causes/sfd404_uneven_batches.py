@@ -6,7 +6,7 @@ import numpy as np
 
 from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
-from surefoot.diagnosis.curve import running_median
+from surefoot.diagnosis.curve import ranks, running_median
 from surefoot.diagnosis.recording import Floats
 from surefoot.diagnosis.signals import Signals
 
@@ -14,7 +14,9 @@ FOLLOWS = 0.6
 """Rank correlation of a batch's loss, off its level, with its items: a sum, not a mean."""
 TWICE = 2.0
 UNEVEN = 4.0
-SWING = 1.7
+OFTEN = 0.25
+"""Share of the batches that are small: the last ones of short epochs are fewer."""
+SWING = 1.6
 """Factor between the deviations of small and of large batches."""
 
 
@@ -60,7 +62,7 @@ class UnevenBatches(Cause):
         if high < TWICE * low:
             return None
         off = loss - running_median(loss, max(5, len(loss) // 15) | 1)
-        follows = float(np.corrcoef(_ranks(off), _ranks(weight))[0, 1])
+        follows = float(np.corrcoef(ranks(off), ranks(weight))[0, 1])
         if follows > FOLLOWS:
             return Verdict(
                 f"A batch holds {low:g} to {high:g} items (tenth and ninetieth percentile), and its"
@@ -71,31 +73,30 @@ class UnevenBatches(Cause):
             )
         if high < UNEVEN * low:
             return None
-        left = np.abs(off)
+        # On the scale of the time: late in a run all is smaller.
+        left = np.abs(off) / np.maximum(
+            running_median(np.abs(off), max(31, len(off) // 5) | 1), 1e-30
+        )
         middle = float(np.sqrt(low * high))
         small, large = left[weight < middle], left[weight >= middle]
-        if len(small) < 5 or len(large) < 5:
+        if min(len(small), len(large)) < max(5, OFTEN * len(left)):
             return None
-        ratio = float(np.median(small)) / max(float(np.median(large)), 1e-30)
+        ratio = float(np.exp(np.mean(np.log(_quantiles(small) / _quantiles(large)))))
         if 1 / SWING < ratio < SWING:
             return None
         return Verdict(
             f"A batch holds {low:g} to {high:g} items (tenth and ninetieth percentile); small ones"
             f" are"
-            f" {np.median(small):.3g} off the level of the loss, large ones"
-            f" {np.median(large):.3g}.",
+            f" {ratio:.3g} times as far off the level of the loss as large ones.",
             weight=0.88,
             evidence={
                 "items_p10": low,
                 "items_p90": high,
-                "deviation_small": float(np.median(small)),
-                "deviation_large": float(np.median(large)),
+                "deviation_ratio": ratio,
             },
         )
 
 
-def _ranks(values: Floats) -> Floats:
-    """[N] place of each value among all; ties keep the order of the run."""
-    ranks = np.empty(len(values))
-    ranks[np.argsort(values, kind="stable")] = np.arange(len(values))
-    return ranks
+def _quantiles(deviations: Floats) -> Floats:
+    """Half of them, three quarters and nine tenths are below these."""
+    return np.maximum(np.percentile(deviations, (50, 75, 90)), 1e-30)

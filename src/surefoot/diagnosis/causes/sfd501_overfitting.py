@@ -54,7 +54,13 @@ class Overfitting(Cause):
         jitter = _jitter(validation)
         rise = last - best
         far = rise > RISE * gained or (rise > TURNED * best and straightness(after) > STEADY)
-        if gained <= 0 or rise < 4 * jitter or not far or len(after) < 2:
+        if (
+            gained <= 0
+            or not signals.follows_first
+            or rise < 4 * jitter
+            or not far
+            or len(after) < 2
+        ):
             return None
         turn = validation.step(best_at)
         before = loss.values[(loss.series.steps <= turn)][-max(5, len(loss) // 20) :]

@@ -10,8 +10,12 @@ from surefoot.diagnosis.signals import Signals
 
 HIGH = 0.5
 """Share of the first loss that is left at least."""
-STALLED = 0.03
-"""Share of the whole way that the second half brought at most; twice that of a short way."""
+STALLED = 0.045
+"""Share of the whole way that is left at most after half of the run's rate."""
+LEARNT = 0.05
+"""Share of the first loss that was learnt at least."""
+GOOD = 0.8
+"""Accuracy from which on a loss is not high."""
 
 
 class Underfitting(Cause):
@@ -23,9 +27,9 @@ class Underfitting(Cause):
         severity=Severity.WARNING,
         certainty=Certainty.HEURISTIC,
         title="Train and validation loss stall together, early and high.",
-        observes="Whether both stopped falling while the rate was still there, how far they had"
-        " come, and whether they are close. Quiet where the loss still falls, or the rate had"
-        " gone.",
+        observes="Whether both stood still after the updates that had half of the run's rate,"
+        " how far they had come, and whether they are close. Quiet where the loss still falls, if"
+        " only as the rate decays, and where the accuracy is good.",
         why="The model is too small for the task, or held back (weight decay, dropout); more"
         " updates bring nothing.",
         fix="A larger model first; less weight decay and dropout; check that the inputs hold what"
@@ -41,24 +45,17 @@ class Underfitting(Cause):
         loss, validation = signals.loss, signals.validation
         if not signals.has_shape or len(validation) < 5 or signals.broke_at is not None:
             return None
-        if signals.relative_drop < 0.01 or loss.end < HIGH * signals.initial:
+        if signals.relative_drop < LEARNT or loss.end < HIGH * signals.initial:
+            return None
+        if signals.accuracy is not None and signals.accuracy > GOOD:
             return None
         drop = signals.initial - loss.end
         held = float(np.median(validation.part(0.4, 0.6)))
         last = float(np.median(validation.values[-2:]))
-        stalled = (held - last) / max(drop, 1e-30)
-        train = (loss.level(0.45, 0.6) - loss.level(0.85, 1.0)) / max(drop, 1e-30)
-        gap = (last - loss.end) / max(drop, 1e-30)
-        most = STALLED if signals.relative_drop > 0.4 else 2 * STALLED
-        rate = signals.rate
-        if len(rate) and float(np.median(rate.part(0.4, 0.7))) < 0.2 * float(rate.values.max()):
-            return None
-        if (
-            stalled > most
-            or train > 2 * most
-            or abs(gap) > 0.35
-            or signals.validation_jitter > 0.02
-        ):
+        train = (loss.level(0.45, 0.6) - loss.level(0.85, 1.0)) / drop
+        gap = (last - loss.end) / drop
+        stalled = abs(signals.validation_left) < STALLED and train < 2 * STALLED
+        if not stalled or abs(gap) > 0.5 or signals.validation_jitter > 0.02:
             return None
         return Verdict(
             f"Train and validation loss stall together: {loss.level(0.45, 0.6):.4g} and {held:.4g}"

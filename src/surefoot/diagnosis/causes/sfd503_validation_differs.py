@@ -12,6 +12,8 @@ FOLLOWED = 0.3
 """Share of the train loss's way that the validation loss has gone at most."""
 
 
+RISES = 0.05
+"""Share of the first loss by which a validation loss that turns rises again."""
 LEARNT = 0.1
 """Share of the first loss by which the mean of the later half is below that of the first tenth: a
 run that starts well and stays there gives a validation loss nothing to follow."""
@@ -60,14 +62,18 @@ class ValidationDiffers(Cause):
             start - float(train[at]), 1e-30
         )
         best = (start - float(validation.values.min())) / way
-        if followed > FOLLOWED or best > 2 * FOLLOWED:
+        # A set that is harder as a whole: its loss falls as the train loss does, from higher up.
+        since = max(float(train[0] - train[at]), FOLLOWED * way)
+        parallel = float(validation.values[0] - validation.values[: at + 1].min()) / since
+        higher = float(validation.values[0]) < 1.5 * abs(start)
+        if max(followed, parallel if higher else 0.0) > FOLLOWED or best > 2 * FOLLOWED:
             return None
         return Verdict(
             f"At step {steps[at]:.0f} the train loss had come from {start:.4g} to {train[at]:.4g},"
             f" {signals.validation_name}/loss is {validation.values[at]:.4g}; its best of all is"
             f" {validation.values.min():.4g}.",
             # Who has seen the samples often may know them by heart: then it can be overfitting.
-            weight=0.9 if _epochs_until(signals, float(steps[at])) <= 3 else 0.55,
+            weight=0.55 if _by_heart(signals) else 0.9,
             evidence={
                 "step": int(steps[at]),
                 "train_loss": float(train[at]),
@@ -78,8 +84,8 @@ class ValidationDiffers(Cause):
         )
 
 
-def _epochs_until(signals: Signals, step: float) -> float:
-    """Epochs that had passed at a step; 0 where they were not recorded."""
-    epochs = signals.recording["epoch"].finite
-    before = epochs.values[epochs.steps <= step]
-    return float(before[-1] - epochs.values[0]) if len(before) else 0.0
+def _by_heart(signals: Signals) -> bool:
+    """Whether it may be overfitting: the validation loss had followed at first, and rises."""
+    values = signals.validation.values
+    rises = float(np.median(values[-3:])) - float(values.min()) > RISES * abs(signals.initial)
+    return signals.follows_first and rises

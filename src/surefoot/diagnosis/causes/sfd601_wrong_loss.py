@@ -10,6 +10,9 @@ from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
 from surefoot.diagnosis.signals import Signals
 
+MANY = 20
+"""Classes above which any first loss is near the logarithm of some number of them."""
+
 
 class WrongLoss(Cause):
     """The loss does not fit the model's outputs."""
@@ -53,12 +56,12 @@ def _below_zero(signals: Signals) -> Verdict | None:
     if loss.end >= 0:
         return None
     evidence = {"first_loss": signals.initial, "last_loss": loss.end}
-    first, second = signals.progress_per_rate
-    if loss.end < -1 and second > 0.5 * first > 0:
+    parts = signals.progress_per_rate(5)
+    if loss.end < -1 and parts[-1] > 0.7 * float(parts.max()) > 0:
         return Verdict(
             f"The loss goes below zero and on, from {signals.initial:.4g} to {loss.end:.4g}; for"
-            f" the rate that there was, it fell by {first:.3g} and then by {second:.3g} in equal"
-            " parts of the run: nothing stops it.",
+            f" the rate that there was, the last fifth of it brought {parts[-1]:.3g}, the best one"
+            f" {parts.max():.3g}: nothing stops it.",
             weight=0.95,
             evidence=evidence,
         )
@@ -80,10 +83,13 @@ def _after_softmax(signals: Signals) -> Verdict | None:
     initial = float(np.median(loss.values[:5]))
     classes = signals.num_classes or round(math.exp(min(max(initial, 0.0), 20.0)))
     known = signals.num_classes is not None and signals.accuracy is not None
+    if signals.num_classes is None and classes > MANY:
+        return None
     if classes < 2 or (abs(math.log(classes) - initial) > 0.02 * initial and not known):
         return None
     floor = math.log(math.e + classes - 1) - 1
-    if float(loss.smooth.min()) < floor - 0.01:
+    lowest = min(float(loss.smooth.min()), *signals.validation.values.tolist(), math.inf)
+    if lowest < floor - 0.01:
         return None
     rate = signals.rate
     kept = not len(rate) or float(np.median(rate.part(0.4, 0.6))) > 0.2 * float(rate.values.max())

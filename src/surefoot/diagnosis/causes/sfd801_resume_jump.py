@@ -11,6 +11,8 @@ from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
 from surefoot.diagnosis.curve import spread
 from surefoot.diagnosis.signals import Signals
 
+NEAR = 5
+"""Rows just before a resume whose level is compared."""
 LASTING = 25
 """Rows before and after over which a jump smaller than the noise is sought."""
 ODD = 1.25
@@ -74,7 +76,9 @@ def _resumes(signals: Signals) -> list[int]:
 def _judge(signals: Signals, place: int) -> Verdict | None:
     loss = signals.loss
     before, after = loss.values[max(0, place - 15) : place], loss.values[place : place + 4]
-    level, noise = float(np.median(before)), max(spread(before), loss.noise)
+    line = np.polynomial.Polynomial.fit(np.arange(-len(before), 0), before, 1)
+    noise = max(spread(before - line(np.arange(-len(before), 0))), loss.noise)
+    level = float(np.median(before[-NEAR:]))
     jump = float(np.median(after)) - level
     jumps = jump > max(4 * noise, 0.05 * abs(level))
     if not jumps:
