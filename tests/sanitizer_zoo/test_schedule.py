@@ -52,10 +52,53 @@ for i, b in enumerate(batches(32)):
 """,
     ),
     (
+        "sched-wrong-unit",
+        """
+class Fit:
+    def __init__(self): self.sched = s.MultiStepLR(opt, [2, 3], gamma=0.3)
+    def epoch(self):
+        model.train()
+        for b in batches(6): update(b); self.sched.step()
+fit = Fit()
+for _ in range(4): fit.epoch()
+""",
+    ),
+    (
+        "sched-wrong-unit",
+        """
+sched = s.ExponentialLR(opt, gamma=0.85)
+def score():
+    with torch.no_grad(): return loss_of(x, y).item()
+for epoch in range(3):
+    for b in batches(7): update(b); sched.step()
+    print(score())
+""",
+    ),
+    (
         "lr-never-changes",
         """
 sched = s.CosineAnnealingLR(opt, T_max=30)
 for b in batches(30): update(b)
+""",
+    ),
+    (
+        "lr-never-changes",
+        """
+sched = s.StepLR(opt, 1)
+def epoch():
+    model.train()
+    for b in batches(4): update(b)
+for _ in range(3): epoch()
+""",
+    ),
+    (
+        "lr-never-changes",
+        """
+sched, best = s.ExponentialLR(opt, 0.5), []
+for _ in range(4):
+    for b in batches(3): update(b)
+    best.append({k: v.clone() for k, v in model.state_dict().items()})
+sched.step()
 """,
     ),
     (
@@ -85,6 +128,42 @@ for i, b in enumerate(batches(20)):
 ]
 
 CLEAN = [
+    (
+        "sched-wrong-unit",
+        """
+sched = s.ExponentialLR(opt, gamma=0.97)
+for epoch in range(3):
+    model.train()
+    for b in batches(8): update(b); sched.step()
+""",
+    ),
+    (
+        "sched-wrong-unit",
+        """
+sched = s.MultiStepLR(opt, [12, 18], gamma=0.3)
+for epoch in range(4):
+    model.train()
+    for b in batches(6): update(b); sched.step()
+""",
+    ),
+    (
+        "lr-never-changes",
+        """
+sched = s.StepLR(opt, 1)
+for b in batches(9):
+    model.train(); update(b)
+    with torch.no_grad(): model(x)
+""",
+    ),
+    (
+        "lr-never-changes",
+        """
+sched = s.StepLR(opt, 1)
+model.train()
+for b in batches(12): update(b)
+sched.step(); model.eval()
+""",
+    ),
     (
         "sched-before-optim",
         """

@@ -6,9 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
+from torch.optim.lr_scheduler import ExponentialLR, MultiStepLR, StepLR
+
 from surefoot.core.finding import Certainty, Finding
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.rules.base import Rule, RuleInfo
+from surefoot.sanitizer.rules.rounds import Rounds
 from surefoot.sanitizer.state import SchedulerState
 from surefoot.sanitizer.trace import Trace
 
@@ -27,6 +30,10 @@ SHORT = 0.2
 PART = 0.5
 """The same where the horizon is just the number of updates."""
 FITS = 0.05
+LEAST_EPOCHS = 2
+STEEP_DECAY = 0.95
+"""A factor below this is meant per epoch."""
+HALVED = 0.5
 TINY = 1e-3
 """A rate below this share of the highest trains nothing any more."""
 HORIZONS = ("T_max", "total_steps", "total_iters")
@@ -42,8 +49,9 @@ class SchedWrongUnit(Rule):
         title="The schedule's horizon and the number of its steps do not fit.",
         observes="Steps of the scheduler against its horizon (T_max, total_iters, total_steps,"
         " milestones) and against the optimizer's steps; steps with no update since the one before;"
-        " how often a rate turned round; whether it fell below zero, lay there or close to it, or"
-        " still rose at the end. Quiet for warm restarts and runs that were stopped.",
+        " how often a rate turned round; whether it fell below zero, lay there or close to it,"
+        " still rose at the end, or fell by half or through all milestones within one epoch."
+        " Quiet for warm restarts and runs that were stopped.",
         why="A schedule in epochs stepped per batch oscillates or ends early; one in batches"
         " stepped per epoch hardly moves; one stepped twice each time runs twice as fast.",
         example="scheduler = CosineAnnealingLR(optimizer, T_max=epochs)\n"
@@ -55,6 +63,11 @@ class SchedWrongUnit(Rule):
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace)
         self.horizons: dict[int, tuple[str, int]] = {}
+        self.decays: dict[int, tuple[float, int, int]] = {}
+        self.rounds = Rounds(trace)
+        self.on_mode_changed = self.rounds.on_mode_changed
+        self.on_forward_end = self.rounds.on_forward_end
+        self.on_state_taken = self.rounds.on_state_taken
         self.turns: dict[int, int] = defaultdict(int)
         self.direction: dict[int, int] = defaultdict(int)
         self.at_zero: dict[int, int] = defaultdict(int)
@@ -70,6 +83,9 @@ class SchedWrongUnit(Rule):
         horizon = _horizon(event.scheduler.ref())
         if horizon is not None:
             self.horizons[event.scheduler.key] = horizon
+        decay = _decay(event.scheduler.ref())
+        if decay is not None:
+            self.decays[event.scheduler.key] = decay
 
     def on_scheduler_step(self, event: ev.SchedulerStep) -> None:
         if event.by_user:
@@ -136,7 +152,31 @@ class SchedWrongUnit(Rule):
         message = self._per_micro_batch(state)
         if message or "Restarts" in state.kind or "Cyclic" in state.kind:
             return message
-        return self._passed(state) or self._hardly_used(state) or self._vanished(state)
+        return (
+            self._passed(state)
+            or self._hardly_used(state)
+            or self._vanished(state)
+            or self._falls_within_epochs(state)
+        )
+
+    def _falls_within_epochs(self, state: SchedulerState) -> str:
+        gamma, every, last = self.decays.get(state.key, (1.0, 1, 0))
+        steps, updates, length = state.steps, _updates(state), self.rounds.length()
+        per_update = steps >= LEAST_STEPS and steps >= 0.9 * updates
+        if not per_update or not length or updates < LEAST_EPOCHS * length:
+            return ""
+        if last and last <= length:
+            return (
+                f"{state} has its last milestone at {last}, within the first epoch of about"
+                f" {length:.0f} updates: it counts epochs and is stepped per update."
+            )
+        share = gamma ** (length / every)
+        if not last and gamma <= STEEP_DECAY and every <= 0.5 * length and share <= HALVED:
+            return (
+                f"{state} was stepped at each of {updates} updates: the rate falls to {share:.0%}"
+                f" within an epoch of about {length:.0f} updates."
+            )
+        return ""
 
     def _per_micro_batch(self, state: SchedulerState) -> str:
         assert state.optimizer is not None
@@ -206,6 +246,18 @@ def _updates(state: SchedulerState) -> int:
     """Updates of its optimizer since the scheduler was made."""
     assert state.optimizer is not None
     return state.optimizer.steps - state.optimizer_steps_at_creation
+
+
+def _decay(scheduler: Any) -> tuple[float, int, int] | None:
+    """Factor of a step-wise decay, the steps from one to the next, and the last milestone or 0."""
+    gamma = getattr(scheduler, "gamma", None)
+    if not isinstance(gamma, float) or not 0 < gamma < 1:
+        return None
+    if isinstance(scheduler, MultiStepLR):
+        return gamma, 1, max(scheduler.milestones, default=0)
+    if isinstance(scheduler, StepLR):
+        return gamma, scheduler.step_size, 0
+    return (gamma, 1, 0) if isinstance(scheduler, ExponentialLR) else None
 
 
 def _horizon(scheduler: Any) -> tuple[str, int] | None:

@@ -7,12 +7,14 @@ from collections.abc import Iterable
 from surefoot.core.finding import Certainty, Finding
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.rules.base import Rule, RuleInfo
+from surefoot.sanitizer.rules.rounds import Rounds
 from surefoot.sanitizer.state import OptimizerState, SchedulerState
 from surefoot.sanitizer.trace import Trace
 
 LEAST_UPDATES = 20
 LEAST_EPOCHS = 2
 LEAST_STEPS = 3
+LATE_EPOCHS = 3
 
 
 class LrNeverChanges(Rule):
@@ -23,9 +25,10 @@ class LrNeverChanges(Rule):
         slug="lr-never-changes",
         certainty=Certainty.STRONG,
         title="A learning-rate scheduler has no effect on the optimizer that trains.",
-        observes="A scheduler that is never stepped while its optimizer is; or one whose optimizer"
-        " does not step any more while another steps the same parameters. Quiet for runs that ended"
-        " early, and for plateau schedulers before the second epoch is over.",
+        observes="A scheduler that is never stepped while its optimizer is, or only after the last"
+        " update of several epochs; or one whose optimizer does not step any more while another"
+        " steps the same parameters. Quiet for runs that ended early, and for plateau schedulers"
+        " before the second epoch is over.",
         why="The learning rate stays constant although a schedule was asked for.",
         example="scheduler = CosineAnnealingLR(optimizer, 40)\n"
         "optimizer = SGD(model.parameters(), lr=0.02)  # another object",
@@ -37,9 +40,17 @@ class LrNeverChanges(Rule):
         super().__init__(trace)
         self.completed = False
         self.sharing: dict[int, int] = {}
+        self.first: dict[int, int] = {}
+        """Updates of a scheduler's optimizer before its first step."""
+        self.rounds = Rounds(trace)
+        self.on_mode_changed = self.rounds.on_mode_changed
+        self.on_forward_end = self.rounds.on_forward_end
+        self.on_state_taken = self.rounds.on_state_taken
 
     def on_scheduler_step(self, event: ev.SchedulerStep) -> None:
         state = event.scheduler
+        if state.optimizer is not None:
+            self.first.setdefault(state.key, state.optimizer.steps)
         if state.key in self.sharing or state.optimizer is None:
             return
         if state.steps >= LEAST_STEPS and self._idle(state):
@@ -49,6 +60,14 @@ class LrNeverChanges(Rule):
 
     def on_run_ended(self, event: ev.RunEnded) -> None:
         self.completed = event.outcome == "completed"
+
+    def _too_late(
+        self, state: SchedulerState, optimizer: OptimizerState, updates: int, length: float
+    ) -> bool:
+        """Whether no update came after its first step, in a run of several epochs."""
+        if not self.completed or self.first.get(state.key) != optimizer.steps or updates == 0:
+            return False
+        return length > 0 and updates >= LATE_EPOCHS * length
 
     def _idle(self, state: SchedulerState) -> bool:
         assert state.optimizer is not None
@@ -71,9 +90,19 @@ class LrNeverChanges(Rule):
             if optimizer is None or state.inner:
                 continue
             updates = optimizer.steps - state.optimizer_steps_at_creation
-            epochs = max((loader.ends for loader in self.trace.loaders if loader.steps), default=0)
+            ends = max((loader.ends for loader in self.trace.loaders if loader.steps), default=0)
+            length = self.rounds.length()
+            epochs = max(ends, updates / length if length else 0)
             enough = epochs >= LEAST_EPOCHS and updates >= LEAST_STEPS
-            if state.steps == 0 and self.completed and (enough or updates >= LEAST_UPDATES):
+            if self._too_late(state, optimizer, updates, length):
+                yield self.report(
+                    f"{state} was stepped only after the last of {updates} updates of its"
+                    " optimizer.",
+                    state.last_site,
+                    evidence={"updates": updates, "scheduler_steps": state.steps},
+                    fix="Call scheduler.step() inside the loop.",
+                )
+            elif state.steps == 0 and self.completed and (enough or updates >= LEAST_UPDATES):
                 if enough or "Plateau" not in state.kind:
                     yield self.report(
                         f"{state} was never stepped in {updates} updates of its optimizer.",
