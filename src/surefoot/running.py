@@ -435,8 +435,7 @@ class FolderRun:
                 step = self.assembly.trainable.state.progress.step
                 self.observers.on_event(failure_event(error, step))
 
-        doing, asked = (lambda: self.watch.doing), (lambda: stop.reason is not None)
-        return Attachment(self.watch.dump, record, doing, asked)
+        return Attachment(self.watch.dump, record, lambda: self.watch.doing, stop.is_asked)
 
     def _result(self, outcome: Outcome) -> RunResult:
         return RunResult(

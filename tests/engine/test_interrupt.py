@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -75,6 +76,29 @@ def test_a_second_signal_ends_a_process_that_is_stuck_in_foreign_code() -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+def test_other_threads_know_while_the_main_thread_is_in_foreign_code() -> None:
+    seen: list[tuple[bool, str | None]] = []
+    begun = threading.Event()
+
+    def look(stop: StopOnSignal) -> None:
+        begun.wait()
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not stop.is_asked():
+            time.sleep(0.001)
+        seen.append((stop.is_asked(), stop.reason))
+
+    with StopOnSignal() as stop:
+        assert not stop.is_asked()
+        thread = threading.Thread(target=look, args=(stop,))
+        thread.start()
+        begun.set()
+        # Lets other threads run, and no handler.
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000)
+        thread.join()
+        assert seen == [(True, None)] and stop.reason == "stopped by SIGTERM"
 
 
 def test_what_may_be_left_is_left_at_once() -> None:

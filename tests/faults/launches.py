@@ -270,6 +270,8 @@ class Slow(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         if index == 7 and self.file.exists() and os.getpid() != self.rank:
+            # By then the other rank waits for this one, in foreign code, and runs no handler.
+            time.sleep(1.5)
             send(Fault("sample", 1, self.file.read_text()), psutil.Process(self.rank).ppid())
             while self.file.exists():
                 time.sleep(0.1)

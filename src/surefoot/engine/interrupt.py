@@ -74,6 +74,13 @@ class StopOnSignal:
         """Asks the run to stop at its next boundary."""
         self.reason = reason
 
+    def is_asked(self) -> bool:
+        """Whether this rank was asked, as any thread may find out.
+
+        A rank that waits for another in foreign code runs no handler, and so has no `reason` yet.
+        """
+        return self.reason is not None or (self._watch is not None and self._watch.has_heard)
+
     def after_update(self) -> str | None:
         """Why all ranks stop after this update, or None."""
         return self._agreed(self.agreement.each_update)
@@ -157,6 +164,7 @@ class _SecondSignal:
 
     def __init__(self, echo_seconds: Callable[[], float]) -> None:
         self._echo_seconds = echo_seconds
+        self.has_heard = False
         self._ours, theirs = socket.socketpair()
         theirs.setblocking(False)
         self._theirs = theirs
@@ -184,6 +192,7 @@ class _SecondSignal:
             now = time.monotonic()
             if not asking:
                 continue
+            self.has_heard = True
             first = first or now
             if now - first > self._echo_seconds() and not self._left.wait(LEAVE_SECONDS):
                 os._exit(SIGNALLED_EXIT + asking[-1])
