@@ -173,6 +173,32 @@ BUGS = [
             backward(loss); backward(loss); opt.step()
         """,
     ),
+    (
+        "double-backward",
+        """
+        for xb, yb in batches(8):
+            opt.zero_grad()
+            F.cross_entropy(model(xb), yb).backward()
+            F.cross_entropy(model(xb), yb).backward()
+            opt.step()
+        """,
+    ),
+    (
+        "double-backward",
+        """
+        class Step:
+            def __init__(self, loss): self.loss = loss
+            def backward(self, batch):
+                loss = self.loss(*batch)
+                loss.backward()
+                return loss.detach()
+        step = Step(loss_of)
+        for batch in batches(8):
+            opt.zero_grad(); loss_of(*batch).backward()
+            value = step.backward(batch)
+            opt.step()
+        """,
+    ),
 ]
 
 CLEAN = [
@@ -311,6 +337,29 @@ CLEAN = [
         """
         for b in batches(8):
             loss_of(*b).backward(); opt.step(); opt.zero_grad()
+        """,
+    ),
+    (
+        "double-backward",
+        """
+        xb, yb = next(batches(1))
+        for _ in range(8):
+            opt.zero_grad(set_to_none=True)
+            (loss_of(xb, yb) / 2).backward()
+            (loss_of(x[:8], y[:8]) / 2).backward()
+            opt.step()
+        """,
+    ),
+    (
+        "double-backward",
+        """
+        net = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+        opt = torch.optim.SGD(net.parameters(), lr=0.1)
+        for xb, yb in batches(8):
+            opt.zero_grad()
+            (F.cross_entropy(net(xb), yb) / 2).backward()
+            (F.cross_entropy(net(xb), yb) / 2).backward()
+            opt.step()
         """,
     ),
     (

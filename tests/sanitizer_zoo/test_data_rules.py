@@ -56,6 +56,25 @@ BUGS = [
     (
         "graph-retained",
         """
+        for _ in range(3):
+            mean = torch.zeros(())
+            for b in DataLoader(data, 10, shuffle=True):
+                mean += update(*b) / 7
+            print(mean.item())
+        """,
+    ),
+    (
+        "graph-retained",
+        """
+        def epoch():
+            losses = [update(*b) for b in DataLoader(data, 9, shuffle=True)]
+            return torch.stack(losses).mean().item()
+        curve = [epoch() for _ in range(4)]
+        """,
+    ),
+    (
+        "graph-retained",
+        """
         history = []
         for _ in range(4):
             for b in DataLoader(data, 8, shuffle=True):
@@ -237,9 +256,29 @@ BUGS = [
             model.train()
         """,
     ),
+    (
+        "val-overlaps-train",
+        """
+        for step in range(24):
+            at = torch.randint(0, 40, (24,))
+            update(x[at], y[at])
+        model.eval()
+        with torch.no_grad(): print(F.cross_entropy(model(x[24:]), y[24:]).item())
+        """,
+    ),
 ]
 
 CLEAN = [
+    (
+        "graph-retained",
+        """
+        from collections import deque
+        recent = deque(maxlen=6)
+        for _ in range(4):
+            for b in DataLoader(data, 8, shuffle=True):
+                recent.append(update(*b))
+        """,
+    ),
     (
         "graph-retained",
         """
@@ -409,6 +448,16 @@ CLEAN = [
             for b in DataLoader(train, 8, shuffle=True):
                 update(*b)
             evaluate(val)
+        """,
+    ),
+    (
+        "val-overlaps-train",
+        """
+        def samples(count): return (torch.rand(count, 6) > 0.5).float()
+        for step in range(24):
+            xb = samples(24); update(xb, xb.sum(1).long() % 3)
+        model.eval()
+        with torch.no_grad(): model(samples(32)).argmax(1)
         """,
     ),
     (

@@ -18,6 +18,8 @@ BATCH_SAMPLE = 64
 ROW_SAMPLE = 32
 LEAST_FLOATS = 2
 LEAST_INTEGERS = 6
+FINE_VALUES = 4
+FINE_SHARE = 0.75
 _latest: tuple[weakref.ref[torch.Tensor] | None, int, int] = (None, 0, 0)
 """The batch last digested: several rules look at the same one."""
 
@@ -61,6 +63,14 @@ def of_rows(tensor: torch.Tensor, deep: bool = False) -> list[int]:
     content = sample.tobytes()
     size = len(content) // max(len(sample), 1)
     return [hash(content[i : i + size]) for i in range(0, len(content), size)]
+
+
+def is_fine(tensor: torch.Tensor) -> bool:
+    """Whether values are so fine-grained that two equal samples are one sample seen twice."""
+    if not tensor.is_floating_point():
+        return False
+    row = _array(tensor[0]).reshape(-1)[:ROW_SAMPLE]
+    return row.size >= FINE_VALUES and len(set(row.tolist())) >= FINE_SHARE * row.size
 
 
 def _array(tensor: torch.Tensor) -> Any:

@@ -14,6 +14,9 @@ from surefoot.sanitizer.rules.base import Rule, RuleInfo
 from surefoot.sanitizer.trace import Trace
 
 LEAST = 10
+LEAST_PILE = 3
+LEAST_PILES = 2
+"""A sum of losses that starts anew at every epoch piles up again."""
 OLD_UPDATES = 2
 LOOKED_AT = 4
 """Parameters of a model that are looked at for a graph of their own."""
@@ -35,7 +38,8 @@ class GraphRetained(Rule):
         slug="graph-retained",
         certainty=Certainty.STRONG,
         title="Losses are kept together with their graphs.",
-        observes="How many backpropagated losses still have a living graph some updates later, and"
+        observes="How many backpropagated losses still have a living graph some updates later (ten,"
+        " or fewer that pile up one by one in each of several epochs), and"
         " parameters of averaged copies that carry a graph themselves. Quiet for a bounded number"
         " (truncated backpropagation, meta-learning).",
         why="A tensor with grad_fn keeps its whole graph: memory grows with every step until the"
@@ -49,6 +53,8 @@ class GraphRetained(Rule):
         super().__init__(trace)
         self.alive: dict[int, tuple[weakref.ref[_Note], int]] = {}
         self.most = 0
+        self.before = self.run = self.piles = 0
+        self.looked_at = -1
         self.site: Site = NOWHERE
         self.carried = 0
         self.carrier: tuple[str, Site] = "", NOWHERE
@@ -76,8 +82,18 @@ class GraphRetained(Rule):
             if update + OLD_UPDATES > self.trace.updates:
                 break
             old += 1
+        self._count_runs(old)
         if old > self.most:
             self.most, self.site = old, event.site
+
+    def _count_runs(self, old: int) -> None:
+        """Counts how often old losses pile up one by one and are let go together."""
+        if self.trace.updates == self.looked_at:
+            return
+        grew = old == self.before + 1 and self.trace.updates == self.looked_at + 1
+        self.run = self.run + 1 if grew else 0
+        self.piles += self.run == LEAST_PILE
+        self.before, self.looked_at = old, self.trace.updates
 
     def findings(self) -> Iterable[Finding]:
         if self.carried >= 2 * LEAST:
@@ -89,12 +105,16 @@ class GraphRetained(Rule):
                 evidence={"operations": self.carried, "parameter": name},
                 fix="Update copies of the weights under torch.no_grad().",
             )
-        if self.most >= LEAST:
+        if self.most >= LEAST or self.piles >= LEAST_PILES:
             yield self.report(
                 f"Up to {self.most} losses of earlier updates still had their whole graph in"
                 " memory: something keeps the loss tensor itself.",
                 self.site,
-                evidence={"living_graphs": self.most, "updates": self.trace.updates},
+                evidence={
+                    "living_graphs": self.most,
+                    "times_piled_up": self.piles,
+                    "updates": self.trace.updates,
+                },
             )
 
 

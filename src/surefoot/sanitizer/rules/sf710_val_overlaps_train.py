@@ -78,7 +78,8 @@ class ValOverlapsTrain(Rule):
             return
         digests = fingerprints.of_rows(tensor, self.trace.deep)
         self.batches += bool(digests)
-        if len(set(digests)) < LEAST_DISTINCT * len(digests):
+        if len(set(digests)) < LEAST_DISTINCT * len(digests) and not fingerprints.is_fine(tensor):
+            # Equal samples need not be one sample; fine-grained ones were drawn with replacement.
             self.low_entropy += 1
             return
         if not evaluates:
