@@ -14,7 +14,7 @@ SHORTEST = 8
 """A curve with fewer rows has no shape."""
 FLAT = 0.045
 """A loss that came down by less than this share of its start has not moved."""
-LEAVING = 20
+LEAVING = 10
 """First rows among which the very first is the highest or lowest, where weights leave at once."""
 BETTER = 0.85
 """Share of log(C) below which a loss is no guess's among C classes."""
@@ -69,8 +69,10 @@ class Signals:
         values, start, noise = self.loss.values, self.loss.start, self.loss.noise
         if not self.begins_at_start or len(values) < 2:
             return False
-        first, others = float(values[0]), values[1 : max(2, min(LEAVING, len(values) // 4))]
-        by_chance = bool(others.min() <= first <= others.max())
+        first, others = float(values[0]), values[1 : max(2, min(2 * LEAVING, len(values) // 4))]
+        rises = float(others[: LEAVING // 2].min()) - first
+        is_inside = bool(others[:LEAVING].min() <= first <= others[:LEAVING].max())
+        by_chance = is_inside or 0 < rises < 0.5 * spread(others)
         within_noise = abs(first - start) < 2.5 * noise and noise < 0.3 * abs(first)
         return abs(first - start) > 0.2 * abs(first) and not (by_chance or within_noise)
 

@@ -72,8 +72,9 @@ class RateTooHighAtStart(Cause):
         if not signals.has_shape:
             return None
         first = loss.values[1 : max(4, len(loss) // 20) + 1]
-        if signals.begins_at_start and loss.values[0] < first[:LASTING].min():
-            initial = float(loss.values[0])
+        if signals.begins_at_start:
+            is_lowest = loss.values[0] < first[:LASTING].min()
+            initial = float(loss.values[0] if is_lowest else max(initial, loss.values[0]))
         peak = float(first.max())
         hump = float(running_median(first, LASTING).max()) - initial
         jump = max(JUMP * abs(initial), 5 * signals.early_noise)

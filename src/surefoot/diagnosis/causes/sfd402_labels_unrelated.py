@@ -17,8 +17,8 @@ FELL = 0.15
 """The same, as weights leave the values that they began with."""
 STILL = 0.003
 """Share of its first value by which a validation loss that learns nothing falls at most."""
-FALLS = -0.4
-"""Trend of a loss that learns, however little of it is seen through its noise."""
+FALLS = -2.5
+"""Trend of a loss that learns, in standard errors of the trend of mere noise."""
 LITTLE_MOTION = 3e-3
 """Share of their norm by which weights have moved, that learn."""
 LITTLE_RATE = 0.02
@@ -63,7 +63,8 @@ class LabelsUnrelated(Cause):
             return None
         if signals.weight_growth is not None and signals.weight_growth > 3:
             return None
-        if loss.end > signals.initial + max(0.02 * abs(signals.initial), 3 * loss.standard_error()):
+        margin = max(0.02 * abs(signals.initial), 3 * loss.standard_error())
+        if loss.end > signals.initial + margin and not _settles_at_guess(signals):
             return None
         validation = signals.validation
         text = ""
@@ -93,16 +94,17 @@ def _learns(signals: Signals) -> bool:
     which has none, still falls in the second half."""
     loss, values = signals.loss, signals.validation.values
     gained = float(loss.part(0, 0.1).mean()) - float(loss.part(0.5, 1).mean())
-    if signals.trend < FALLS and gained > 2 * FLAT * abs(signals.initial):
+    certain = signals.trend * len(loss) ** 0.5 < FALLS
+    if certain and gained > 2 * FLAT * abs(signals.initial):
         return True
     if len(values) > 4 and float(np.median(values[-3:])) < (1 - FELL) * float(values[0]):
         return True
     if len(values) < 5 or straightness(ranks(values)) > -0.9:
         return False
-    first, second = (
-        float(values[a] - values[b]) for a, b in ((0, len(values) // 2), (len(values) // 2, -1))
-    )
-    return second > 0.25 * first and first + second > STILL * abs(float(values[0]))
+    half = len(values) // 2
+    first, second = float(values[0] - values[half]), float(values[half] - values[-1])
+    fell = (first + second) / abs(float(values[0]) or 1.0)
+    return fell > 10 * STILL or (fell > STILL and second > 0.25 * first)
 
 
 def _settles_at_guess(signals: Signals) -> bool:

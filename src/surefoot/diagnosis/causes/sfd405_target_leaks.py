@@ -69,10 +69,10 @@ def _is_language(signals: Signals) -> bool:
 
 
 def _trains_alone(signals: Signals) -> bool:
-    """Whether the train loss is at nearly nothing by half of the run, and the validation loss, far
-    above it, goes on falling: what is learnt by heart makes it rise."""
+    """Whether the train loss is at nearly nothing for a quarter of the run, and the validation
+    loss, far above it, goes on falling: what is learnt by heart makes it rise."""
     loss, values = signals.loss, signals.validation.values
-    if len(values) < 4 or loss.level(0.4, 0.5) > LITTLE * signals.initial:
+    if len(values) < 4 or loss.level(0.75, 0.85) > LITTLE * signals.initial:
         return False
     late = float(np.median(values[-2:]))
     never_turned = late < 1.05 * float(values.min()) and late < float(

@@ -14,6 +14,9 @@ STALLED = 0.045
 """Share of the whole way that is left at most after half of the run's rate."""
 LEARNT = 0.05
 """Share of the first loss that was learnt at least."""
+TOGETHER = 0.12
+"""Share of the way by which train and validation loss differ at most: a model that is too small
+learns nothing by heart, one that has come to the noise of its labels does."""
 GOOD = 0.8
 """Accuracy from which on a loss is not high."""
 
@@ -55,7 +58,7 @@ class Underfitting(Cause):
         train = (loss.level(0.45, 0.6) - loss.level(0.85, 1.0)) / drop
         gap = (last - loss.end) / drop
         stalled = abs(signals.validation_left) < STALLED and train < 2 * STALLED
-        if not stalled or abs(gap) > 0.5 or signals.validation_jitter > 0.02:
+        if not stalled or abs(gap) > TOGETHER or signals.validation_jitter > 0.02:
             return None
         return Verdict(
             f"Train and validation loss stall together: {loss.level(0.45, 0.6):.4g} and {held:.4g}"

@@ -6,6 +6,7 @@ import numpy as np
 
 from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
+from surefoot.diagnosis.curve import ranks, straightness
 from surefoot.diagnosis.signals import Signals
 
 FOLLOWED = 0.3
@@ -65,8 +66,9 @@ class ValidationDiffers(Cause):
         # A set that is harder as a whole: its loss falls as the train loss does, from higher up.
         since = max(float(train[0] - train[at]), FOLLOWED * way)
         parallel = float(validation.values[0] - validation.values[: at + 1].min()) / since
-        higher = float(validation.values[0]) < 1.5 * abs(start)
-        if max(followed, parallel if higher else 0.0) > FOLLOWED or best > 2 * FOLLOWED:
+        steady = straightness(ranks(validation.values)) < -0.9
+        steady = steady or float(validation.values[0]) < 1.5 * abs(start)
+        if max(followed, parallel if steady else 0.0) > FOLLOWED or best > 2 * FOLLOWED:
             return None
         return Verdict(
             f"At step {steps[at]:.0f} the train loss had come from {start:.4g} to {train[at]:.4g},"

@@ -118,6 +118,9 @@ def _after_softmax(signals: Signals) -> Verdict | None:
             weight=0.92,
             evidence=evidence,
         )
+    first, second = signals.progress_per_rate(2)
+    if second > 0.25 * (first + second):
+        return None
     near = (loss.end - floor) / max(signals.initial - floor, 1e-30)
     if not stalls or near > 0.22 or signals.relative_drop < 0.1:
         return None
