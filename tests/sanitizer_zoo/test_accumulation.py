@@ -287,6 +287,20 @@ for step in range(6):
     opt.step()
 """,
     ),
+    (
+        "accum-token-mean",
+        """
+rare = torch.tensor([0.6, 3.1, 1.7])
+classifier = nn.Linear(4, 3)
+opt = torch.optim.SGD(classifier.parameters(), lr=0.1)
+for step in range(6):
+    opt.zero_grad()
+    for _ in range(2):
+        inputs, labels = torch.randn(12, 4), torch.randint(0, 3, (12,))
+        (F.cross_entropy(classifier(inputs), labels, weight=rare) / 2).backward()
+    opt.step()
+""",
+    ),
 ]
 
 

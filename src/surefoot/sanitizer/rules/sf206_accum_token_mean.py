@@ -29,7 +29,8 @@ class AccumTokenMean(Rule):
         " ones.",
         observes="A window of mean-reduced losses with a constant factor whose numbers of targets"
         " that count differ (from `ignore_index`; from divisors that are tensors: heuristic)."
-        " Quiet for equal counts, for a divisor shared by the window, and under 5 % spread.",
+        " Quiet for equal counts, for a divisor shared by the window, under 5 % spread, and for"
+        " class weights.",
         why="A token in a short micro-batch weighs more than one in a long micro-batch; the"
         " result depends on how the batch was split.",
         example="(F.cross_entropy(logits, labels, ignore_index=-100) / 4).backward()",
@@ -85,7 +86,9 @@ def _ignored_counts(records: tuple[BackwardRecord, ...]) -> list[float]:
             return []
         counts.append(terms[0].num_targets)
         factors.add(round(terms[0].factor, 9))
-    return counts if len(factors) == 1 else []
+    # Sums of class weights differ with the classes drawn: what such a mean is of is a choice.
+    are_numbers = all(float(count).is_integer() for count in counts)
+    return counts if len(factors) == 1 and are_numbers else []
 
 
 def _divisors(records: tuple[BackwardRecord, ...]) -> list[float]:
