@@ -16,6 +16,8 @@ FLAT = 0.045
 """A loss that came down by less than this share of its start has not moved."""
 LEAVING = 10
 """First rows among which the very first is the highest or lowest, where weights leave at once."""
+VAGUE = 0.1
+"""Standard error of the first loss, as a share of it, with which it tells nothing."""
 BETTER = 0.85
 """Share of log(C) below which a loss is no guess's among C classes."""
 HALF = ("fp16", "float16", "half", "16-mixed", "16")
@@ -82,6 +84,11 @@ class Signals:
         if self.leaves_at_once:
             return 0.0
         return 1.25 * self.loss.noise / max(3, len(self.loss) // 50) ** 0.5
+
+    @cached_property
+    def start_is_vague(self) -> bool:
+        """Whether the first rows differ so much that nobody can say what the loss began with."""
+        return self.initial_error > VAGUE * abs(self.initial)
 
     @cached_property
     def trend(self) -> float:

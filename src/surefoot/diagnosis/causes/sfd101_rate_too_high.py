@@ -17,6 +17,8 @@ STEADY = 0.01
 """Noise over level of a loss that does not bounce."""
 CALM = 0.005
 """Share of their level by which evaluations bend, where no weight bounces."""
+SHAKEN = 0.25
+"""Times the noise of batches by which evaluations of the same samples bend, where weights do."""
 LASTING = 5
 """Rows whose median has jumped: weights that were thrown off are not back at once."""
 LONG = 0.2
@@ -43,8 +45,9 @@ class RateTooHigh(Cause):
         title="The learning rate is too high: the loss diverges, or bounces without a trend.",
         observes="Whether the loss ends, or breaks off, above where it began; how long it stood"
         " above it, and at which rate; whether it lost again what it had gained, or wanders far"
-        " above its best; how much it had grown before the first NaN. Quiet where only the first"
-        " updates jump up.",
+        " above its best; how much it had grown before the first NaN. whether evaluations of a flat"
+        " loss bounce as much as batches do. Quiet where only the first updates jump up, and where"
+        " gradients explode from the beginning.",
         why="A step longer than the curvature allows goes uphill: the loss grows until it is"
         " infinite, or bounces from side to side of a valley while the weights grow.",
         fix="Halve the learning rate, or take a tenth of it; then a warm-up, clipping to norm 1.0,"
@@ -101,6 +104,7 @@ class RateTooHigh(Cause):
         near = 3 * FLAT if grown and jumped else FLAT
         calm = len(signals.validation) > 3 and signals.validation_sway < CALM
         bounces = rose > margin and not calm
+        jumped = jumped and not signals.start_is_vague
         if bounces or (rose > -near * abs(initial) and (grown or jumped)):
             return Verdict(
                 f"The loss bounces around {loss.end:.4g}, hardly lower than where it began"
@@ -112,6 +116,15 @@ class RateTooHigh(Cause):
                 ),
                 weight=0.75 if grown else 0.6,
                 evidence=evidence,
+            )
+        sway = signals.validation_sway * abs(loss.end)
+        if signals.is_flat_but_for_noise and not calm and sway > SHAKEN * loss.noise:
+            return Verdict(
+                f"The loss stays at {loss.end:.4g} (first {initial:.4g}); evaluations, the same"
+                f" samples each time, bounce by {sway:.2g}, nearly as much as batches differ"
+                f" ({loss.noise:.2g}): it is the weights.",
+                weight=0.72,
+                evidence={**evidence, "validation_sway": sway},
             )
         return _wanders(signals, evidence)
 

@@ -57,6 +57,8 @@ class RateTooHighLate(Cause):
 
     def look(self, signals: Signals) -> Verdict | None:
         loss = signals.loss
+        if signals.gradients_explode_at_once:
+            return None
         if not signals.has_shape or signals.broke_at is not None or not signals.rate_is_kept:
             return None
         if signals.relative_drop < 0.15 or len(loss) < 40 or signals.is_flat_but_for_noise:

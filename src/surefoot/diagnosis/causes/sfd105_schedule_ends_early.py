@@ -23,7 +23,8 @@ class ScheduleEndsEarly(Cause):
         title="The schedule was at its end long before the run was.",
         observes="When the rate fell to a fiftieth of its peak for good, how much of the run was"
         " left, and what the loss did there. Quiet where less than a fifth was left; for a low"
-        " last stage of step decay, unless the loss was still falling before and no longer does.",
+        " last stage of step decay, unless the loss was still falling before and no longer"
+        " does, and the rate came down at once.",
         why="At a rate of nearly zero the weights stand still: these updates cost time and teach"
         " nothing. Mostly the horizon of the schedule was given in another unit, or for another"
         " batch size or number of ranks.",

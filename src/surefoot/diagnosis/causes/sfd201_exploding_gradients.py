@@ -30,8 +30,8 @@ class ExplodingGradients(Cause):
         certainty=Certainty.STRONG,
         title="The gradient norm shoots up again and again.",
         observes="Rows whose gradient norm is ten times the median of those before them, and how"
-        " many; or a norm that has grown tenfold over the run. Quiet for one or a few batches, and"
-        " where the loss had already left its range.",
+        " many; or a norm that has grown tenfold over the run. Quiet for one or a few batches, for"
+        " hard batches of a low loss, and where the loss had already left its range.",
         why="The gradient is a product over layers: without normalisation, or after a bad"
         " initialisation, it is now and then many times what it was, and one such update undoes"
         " hundreds.",
@@ -45,7 +45,6 @@ class ExplodingGradients(Cause):
         explains=(
             "bad-batch",
             "labels-unrelated",
-            "rate-too-high-late",
             "rate-too-low",
             "underfitting",
             "validation-differs",

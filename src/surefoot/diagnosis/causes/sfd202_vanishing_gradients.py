@@ -12,6 +12,8 @@ FALLEN = 0.03
 """Share of its highest level to which a norm that vanishes has fallen."""
 LOST = 0.2
 """The same, where all that was learnt is lost again."""
+STUCK = 1e-3
+"""Share of their norm by which weights have moved that no gradient reaches."""
 TINY = 0.2
 """Gradient norm times weight norm over the loss: moving every weight by all of its size would
 change the loss by so small a share."""
@@ -81,7 +83,9 @@ class VanishingGradients(Cause):
                 weight=0.86,
                 evidence=evidence,
             )
-        if tiny and signals.is_flat_but_for_noise:
+        motion = signals.weight_motion
+        stuck = motion is not None and motion < STUCK
+        if tiny and (signals.is_flat_but_for_noise or stuck):
             return Verdict(
                 f"The gradient norm is {late:.3g} from the beginning, next to nothing for a loss of"
                 f" {loss.end:.4g} that does not move.",

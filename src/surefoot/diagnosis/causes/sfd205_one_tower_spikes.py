@@ -52,7 +52,7 @@ class OneTowerSpikes(Cause):
         tower = max(range(len(towers)), key=lambda one: len(counts[one]))
         name, found = towers[tower], counts[tower]
         others = max(len(rows) for one, rows in enumerate(counts) if one != tower)
-        if len(found) < 2 or len(found) < 4 * others:
+        if len(found) < 3 or len(found) < 4 * others:
             return None
         norms = table[tower]
         usual = float(np.median(norms))

@@ -53,7 +53,7 @@ class BadBatch(Cause):
             f" the"
             f" rest: at step {loss.step(worst)} the loss is {loss.values[worst]:.4g}, around it"
             f" {usual:.4g} (noise {loss.noise:.2g}); afterwards the run goes on as before.",
-            weight=0.78,
+            weight=0.82,
             evidence={
                 "steps": [loss.step(position) for position in found],
                 "losses": [float(loss.values[position]) for position in found],

@@ -36,7 +36,8 @@ class LabelsUnrelated(Cause):
         title="The labels do not belong to the inputs: the loss stays at that of a guess.",
         observes="A loss that stays where it was, or comes down to log(C), a guess among C classes,"
         " and stays there, though the weights move. Quiet where the weights hardly moved, and where"
-        " the accuracy, or log(C), says that the level is not that of a guess: a good start.",
+        " the accuracy, or log(C), says that the level is not that of a guess; where the"
+        " mean, or the validation loss, still comes down; and where the first rows tell nothing.",
         why="Where labels and inputs were shuffled apart or misread, there is nothing to learn but"
         " how often each label occurs.",
         fix="Look at twenty samples with their labels as the model gets them; check sorting,"
@@ -55,6 +56,8 @@ class LabelsUnrelated(Cause):
         if not signals.is_flat_but_for_noise and not _settles_at_guess(signals):
             return None
         if float(loss.values.min()) < 0 or (not _settles_at_guess(signals) and _learns(signals)):
+            return None
+        if signals.start_is_vague and not _validation_stays(signals):
             return None
         motion, total = signals.weight_motion, signals.rate_sum
         if motion is not None and motion < LITTLE_MOTION:
@@ -105,6 +108,11 @@ def _learns(signals: Signals) -> bool:
     first, second = float(values[0] - values[half]), float(values[half] - values[-1])
     fell = (first + second) / abs(float(values[0]) or 1.0)
     return fell > 10 * STILL or (fell > STILL and second > 0.25 * first)
+
+
+def _validation_stays(signals: Signals) -> bool:
+    values = signals.validation.values
+    return len(values) > 3 and float(np.ptp(values)) < 2 * FLAT * abs(float(values[0]))
 
 
 def _settles_at_guess(signals: Signals) -> bool:

@@ -59,6 +59,10 @@ class ValidationDiffers(Cause):
         if not len(far):
             return None
         at = int(far[0])
+        rows = max(5, len(loss) // 20)
+        unsure = float(np.hypot(signals.initial_error, 1.25 * loss.noise / rows**0.5))
+        if start - float(train[at]) < 3 * unsure:
+            return None
         followed = (start - float(validation.values[: at + 1].min())) / max(
             start - float(train[at]), 1e-30
         )

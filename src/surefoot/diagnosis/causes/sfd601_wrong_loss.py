@@ -10,7 +10,7 @@ from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
 from surefoot.diagnosis.signals import Signals
 
-MANY = 20
+MANY = 10
 """Classes above which any first loss is near the logarithm of some number of them."""
 
 
