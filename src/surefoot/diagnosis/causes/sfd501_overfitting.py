@@ -27,8 +27,8 @@ class Overfitting(Cause):
         certainty=Certainty.STRONG,
         title="The validation loss turned and rises while the train loss goes on falling.",
         observes="The best validation loss, what came after it, and the train loss over the same"
-        " stretch. Quiet where the rise is within the noise of the evaluations, where the train loss"
-        " rises too, or where the validation loss had not followed before.",
+        " stretch. Quiet where the rise is within the noise of the evaluations, where the train"
+        " loss rises too, or where the validation loss had not followed before.",
         why="What the model learns after the turn is true of the training samples only.",
         fix="Use the checkpoint of the best evaluation and stop there (early_stopping); then more"
         " data or augmentation, more dropout or weight decay, a smaller model.",
