@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 
 from surefoot.core.finding import Certainty, Finding
@@ -39,7 +40,8 @@ class ValOverlapsTrain(Rule):
         observes="Digests of the samples in training forwards and in evaluation forwards of the"
         " same model: part of what one line evaluates was trained on; or all of it, where that line"
         " or one that calls it speaks of validation or test data. Quiet for a report of the"
-        " training accuracy, for teachers, and for data with many equal samples.",
+        " training accuracy, for teachers, for samples drawn with replacement, and for data with"
+        " many equal samples.",
         why="The validation measures memory: overfitting stays unseen and the wrong model is"
         " chosen.",
         example="train, _ = random_split(data, [300, 100])\n"
@@ -110,8 +112,13 @@ class ValOverlapsTrain(Rule):
     def _settle(self) -> None:
         # What is evaluated for the very update that trains on it gives targets (a teacher does).
         now = set(self.pending)
+        passes: dict[_Evaluation, list[int]] = defaultdict(list)
         for evaluation, digests in self.looking:
-            self._keep(evaluation.samples, [digest for digest in digests if digest not in now])
+            passes[evaluation] += digests
+        for evaluation, seen in passes.items():
+            # A sample that comes twice was drawn: from a pool, which may be the training data's.
+            evaluation.draws |= len(set(seen)) < LEAST_DISTINCT * len(seen)
+            self._keep(evaluation.samples, [digest for digest in seen if digest not in now])
         self.looking = []
 
     def _keep(self, digests: set[int], new: list[int]) -> None:
@@ -130,6 +137,8 @@ class ValOverlapsTrain(Rule):
             evaluated = len(evaluation.samples)
             common = len(evaluation.samples & self.train)
             if evaluated < LEAST_VALIDATION or common < LEAST_COMMON or evaluation.site in told:
+                continue
+            if evaluation.draws:
                 continue
             part = common / evaluated
             is_claimed = evaluation.claimed and evaluated <= PART * len(self.train)
@@ -156,6 +165,8 @@ class _Evaluation:
         self.claim = claim
         """The line that calls them validation or test samples; 0 for none."""
         self.samples: set[int] = set()
+        self.draws = False
+        """Whether it draws samples, with replacement, rather than going through a set."""
 
     @property
     def claimed(self) -> bool:
