@@ -15,6 +15,8 @@ from surefoot.diagnosis.recording import Floats, Series
 MAD_TO_SIGMA = 1.4826
 """The median absolute deviation of a normal distribution, times this, is its standard deviation."""
 LONGEST_WINDOW = 101
+ROWS_BEFORE = 31
+"""Rows whose median says what is usual just then."""
 ROWS_AT_ONCE = 1 << 14
 
 
@@ -47,9 +49,14 @@ class Curve:
     def noise(self) -> float:
         return spread(self.values - self.smooth) if len(self) else 0.0
 
+    @property
+    def num_first(self) -> int:
+        """Rows whose level is `start`."""
+        return max(3, len(self) // 50)
+
     @cached_property
     def start(self) -> float:
-        return float(np.median(self.values[: max(3, len(self) // 50)]))
+        return float(np.median(self.values[: self.num_first]))
 
     @cached_property
     def end(self) -> float:
@@ -82,8 +89,12 @@ class Curve:
         return self.series.step(position)
 
     def standard_error(self, share: float = 0.1) -> float:
-        """Of the median of so large a part of the run, if its noise is independent."""
-        return 1.25 * self.noise / max(1.0, share * len(self)) ** 0.5
+        """Of the median of so large a part of the run."""
+        return self.error_of_median(max(1.0, share * len(self)))
+
+    def error_of_median(self, num_rows: float) -> float:
+        """Standard error of the median of so many rows, if their noise is independent."""
+        return 1.25 * self.noise / num_rows**0.5
 
 
 def running_median(values: Floats, window: int) -> Floats:
@@ -106,12 +117,17 @@ def running_median(values: Floats, window: int) -> Floats:
     return result
 
 
+def bend(values: Floats) -> float:
+    """How far a value lies off the middle of its two neighbours, in the median."""
+    return float(np.median(np.abs(values[1:-1] - (values[:-2] + values[2:]) / 2)))
+
+
 def spread(values: Floats) -> float:
     """Standard deviation from the median absolute deviation."""
     return MAD_TO_SIGMA * float(np.median(np.abs(values - np.median(values))))
 
 
-def median_before(values: Floats, window: int) -> Floats:
+def median_before(values: Floats, window: int = ROWS_BEFORE) -> Floats:
     """[N] median of the up to `window` values before each; NaN for the first."""
     count = len(values)
     result = np.full(count, np.nan)

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from surefoot.diagnosis.curve import Curve, median_before, ranks, spread, straightness
+from surefoot.diagnosis.curve import Curve, bend, median_before, ranks, spread, straightness
 from surefoot.diagnosis.recording import Floats, Recording, Series
 
 SHORTEST = 8
@@ -83,7 +83,7 @@ class Signals:
         """Standard error of `initial`; that of one row before the weights left is not known."""
         if self.leaves_at_once:
             return 0.0
-        return 1.25 * self.loss.noise / max(3, len(self.loss) // 50) ** 0.5
+        return self.loss.error_of_median(self.loss.num_first)
 
     @cached_property
     def start_is_vague(self) -> bool:
@@ -345,8 +345,7 @@ class Signals:
         values = self.validation.part(0.4, 1) if len(self.validation) else np.empty(0)
         if len(values) < 4:
             return 0.0
-        bends = values[1:-1] - (values[:-2] + values[2:]) / 2
-        return float(np.median(np.abs(bends))) / max(abs(self.initial - self.loss.end), 1e-30)
+        return bend(values) / max(abs(self.initial - self.loss.end), 1e-30)
 
     @cached_property
     def validation_left(self) -> float:
@@ -388,8 +387,7 @@ class Signals:
         values = self.validation.part(0.4, 1) if len(self.validation) else np.empty(0)
         if len(values) < 3:
             return 0.0
-        bends = values[1:-1] - (values[:-2] + values[2:]) / 2
-        return float(np.median(np.abs(bends)) / max(abs(float(np.median(values))), 1e-30))
+        return bend(values) / max(abs(float(np.median(values))), 1e-30)
 
     def train_around(self, step: float, rows: int = 0) -> float:
         """Level of the train loss at a step: the median of the rows just before it."""
@@ -427,10 +425,10 @@ def _growth(values: Floats) -> float:
     return peak / usual
 
 
-def spikes(series: Series, factor: float, window: int = 31) -> list[int]:
-    """Positions of values more than `factor` times the median of the `window` before them."""
+def spikes(series: Series, factor: float) -> list[int]:
+    """Positions of values more than `factor` times the median of those just before them."""
     values = series.finite.values
-    usual = median_before(values, window)
+    usual = median_before(values)
     with np.errstate(invalid="ignore"):
         found = (usual > 0) & (values > factor * usual)
     found[:5] = False

@@ -32,7 +32,7 @@ class Replicas:
     """Gradients are reduced during the last backward of a window, once."""
 
     def __init__(
-        self, wrapped: DistributedDataParallel, summing: "Summing", by_blocks: bool = False
+        self, wrapped: DistributedDataParallel, summing: "Summing", by_blocks: bool
     ) -> None:
         self.wrapped = wrapped
         self._summing = summing
@@ -48,7 +48,7 @@ class Replicas:
         device: torch.device,
         *,
         find_unused: bool,
-        by_blocks: bool = False,
+        by_blocks: bool,
     ) -> "Replicas":
         """Wraps a model that is on its device; the bare module keeps its names and its state.
 

@@ -45,7 +45,7 @@ class RateTooHigh(Cause):
         title="The learning rate is too high: the loss diverges, or bounces without a trend.",
         observes="Whether the loss ends, or breaks off, above where it began; how long it stood"
         " above it, and at which rate; whether it lost again what it had gained, or wanders far"
-        " above its best; how much it had grown before the first NaN. whether evaluations of a flat"
+        " above its best; how much it had grown before the first NaN; whether evaluations of a flat"
         " loss bounce as much as batches do. Quiet where only the first updates jump up, and where"
         " gradients explode from the beginning.",
         why="A step longer than the curvature allows goes uphill: the loss grows until it is"
@@ -74,7 +74,7 @@ class RateTooHigh(Cause):
         if not signals.has_shape or signals.weight_motion == 0.0:
             return None
         loss, initial = signals.loss, signals.initial
-        unsure = 3 * float(np.hypot(signals.initial_error, 1.25 * loss.noise / loss.window**0.5))
+        unsure = 3 * float(np.hypot(signals.initial_error, loss.error_of_median(loss.window)))
         higher = initial + max(0.15 * abs(initial), unsure if signals.initial_error else 0.0)
         above = float((loss.smooth > higher).mean())
         margin = max(ABOVE * abs(initial), 3 * loss.standard_error(), 2 * signals.initial_error)

@@ -16,12 +16,10 @@ SWAY = 0.06
 """Share of their own level by which neighbouring evaluations bend, where nothing is gained."""
 GAINED = 0.2
 """Share of its level that the loss still comes down over the last half at most."""
-
-
-STANDS = 0.05
-"""Share of what the validation loss gained that was to come in the second half at most."""
 FITTING = 0.35
 """The same, of a run that is fitting its data still."""
+STANDS = 0.05
+"""Share of what the validation loss gained that was to come in the second half at most."""
 
 
 class RateTooHighLate(Cause):

@@ -11,7 +11,6 @@ from surefoot.diagnosis.signals import Signals, spikes
 
 SPIKE = 6.0
 """Times the median of the rows before."""
-WINDOW = 31
 BEYOND = 3.0
 """Times the growth of the row's loss: where a batch is hard, both grow alike."""
 LOW = 0.3
@@ -92,8 +91,8 @@ def _beyond_the_loss(signals: Signals, found: list[int]) -> list[int]:
     """Those spikes at which the loss has not grown alike: once a loss is low, a hard batch has many
     times as much of both."""
     series, loss = signals.gradient.series, signals.loss.series
-    usual_loss = median_before(loss.values, WINDOW)
-    usual_norm = median_before(series.values, WINDOW)
+    usual_loss = median_before(loss.values)
+    usual_norm = median_before(series.values)
     left = []
     for position in found:
         place = int(np.searchsorted(loss.rows, series.rows[position]))

@@ -12,7 +12,6 @@ from surefoot.diagnosis.signals import Signals
 
 SPIKE = 6.0
 """Times the usual norm of the same tower."""
-WINDOW = 31
 ALONE = 3.0
 """Times its usual share of the other towers' norms: a hard batch raises them all."""
 
@@ -79,7 +78,7 @@ def _spikes_alone(table: Floats, tower: int) -> list[int]:
     norms = table[tower]
     share = norms / np.maximum(np.median(np.delete(table, tower, axis=0), axis=0), 1e-30)
     with np.errstate(invalid="ignore"):
-        found = norms > SPIKE * median_before(norms, WINDOW)
-        found &= share > ALONE * median_before(share, WINDOW)
+        found = norms > SPIKE * median_before(norms)
+        found &= share > ALONE * median_before(share)
     found[:5] = False
     return [int(position) for position in np.flatnonzero(found)]

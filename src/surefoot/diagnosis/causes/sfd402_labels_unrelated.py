@@ -14,7 +14,7 @@ from surefoot.diagnosis.signals import FLAT, Signals
 AT_GUESS = 0.03
 """Share by which a loss that is a guess's may be off log(C)."""
 FELL = 0.15
-"""The same, as weights leave the values that they began with."""
+"""Share of its first value by which a validation loss has fallen that has learnt for sure."""
 STILL = 0.003
 """Share of its first value by which a validation loss that learns nothing falls at most."""
 FALLS = -2.5

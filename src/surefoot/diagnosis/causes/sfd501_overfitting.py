@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
-from surefoot.diagnosis.curve import Curve, straightness
+from surefoot.diagnosis.curve import bend, straightness
 from surefoot.diagnosis.signals import Signals
 
 FEWEST_EVALUATIONS = 4
@@ -51,16 +49,9 @@ class Overfitting(Cause):
         best = float(values[best_at])
         last = float(sum(values[-2:]) / 2)
         gained = max(float(values[0]), signals.initial) - best
-        jitter = _jitter(validation)
         rise = last - best
         far = rise > RISE * gained or (rise > TURNED * best and straightness(after) > STEADY)
-        if (
-            gained <= 0
-            or not signals.follows_first
-            or rise < 4 * jitter
-            or not far
-            or len(after) < 2
-        ):
+        if gained <= 0 or not signals.follows_first or rise < 4 * bend(values) or not far:
             return None
         turn = validation.step(best_at)
         before = loss.values[(loss.series.steps <= turn)][-max(5, len(loss) // 20) :]
@@ -79,10 +70,3 @@ class Overfitting(Cause):
                 "train_loss_now": loss.end,
             },
         )
-
-
-def _jitter(validation: Curve) -> float:
-    """How much neighbouring evaluations differ from a straight line through three of them."""
-    values = validation.values
-    bends = np.abs(values[1:-1] - (values[:-2] + values[2:]) / 2)
-    return float(np.median(bends))

@@ -60,7 +60,7 @@ class ValidationDiffers(Cause):
             return None
         at = int(far[0])
         rows = max(5, len(loss) // 20)
-        unsure = float(np.hypot(signals.initial_error, 1.25 * loss.noise / rows**0.5))
+        unsure = float(np.hypot(signals.initial_error, loss.error_of_median(rows)))
         if start - float(train[at]) < 3 * unsure:
             return None
         followed = (start - float(validation.values[: at + 1].min())) / max(

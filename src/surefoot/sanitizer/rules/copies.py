@@ -45,7 +45,7 @@ class Copies:
         seen = self._seen.get(key)
         if seen is None:
             if len(self._seen) < MOST_MODULES:
-                self._seen[key] = _Seen(_shapes(module), values)
+                self._seen[key] = _Seen(shapes_of(module), values)
             return False
         seen.moved = seen.moved or seen.values != values
         seen.values = values
@@ -58,7 +58,7 @@ class Copies:
             for root in self.trace.roots:
                 module = root()
                 if module is not None and self.trace.is_trained(module):
-                    self._trained.add(_shapes(module))
+                    self._trained.add(shapes_of(module))
         return self._trained
 
 
@@ -71,5 +71,6 @@ def gives_targets(intervals: set[int], updates: int) -> bool:
     return len(intervals) > BUSY * span
 
 
-def _shapes(module: nn.Module) -> Shapes:
+def shapes_of(module: nn.Module) -> Shapes:
+    """The shapes of its parameters: a model and its copies have the same."""
     return tuple(tuple(parameter.shape) for parameter in module.parameters())

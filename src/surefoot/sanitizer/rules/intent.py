@@ -10,6 +10,7 @@ from torch import nn
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer import graph
+from surefoot.sanitizer.rules.copies import shapes_of
 from surefoot.sanitizer.rules.modes import Modes
 from surefoot.sanitizer.trace import Trace
 
@@ -69,7 +70,7 @@ class Intent:
     def untrained(self) -> Iterator[tuple[int, nn.Module]]:
         """Looks anew at the models that no optimizer trains, and gives them with their keys."""
         roots = [module for root in self.trace.roots if (module := root()) is not None]
-        shapes = [[tuple(p.shape) for p in module.parameters()] for module in roots]
+        shapes = [shapes_of(module) for module in roots]
         for module, own in zip(roots, shapes, strict=True):
             key = self.trace.module_key(module)
             model = self.models.get(key)
