@@ -53,6 +53,16 @@ def test_flat_jsonl_with_events_facts_and_a_torn_line(tmp_path: Path) -> None:
     assert [event.message for event in recording.events] == ["out of memory"]
 
 
+@pytest.mark.parametrize(("said", "at"), [({}, 14), ({"step": 12}, 12), ({"iteration": 13}, 13)])
+def test_an_event_says_its_step_or_stands_between_the_rows(
+    tmp_path: Path, said: dict[str, int], at: int
+) -> None:
+    lines = [json.dumps({"iteration": n, "loss": LOSS[n]}) for n in range(STEPS)]
+    lines.insert(15, json.dumps({"kind": "resume", "message": "from last.ckpt", **said}))
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    assert [event.step for event in read_recording(tmp_path / "a.jsonl").events] == [at]
+
+
 def test_trainer_state(tmp_path: Path) -> None:
     history: list[dict[str, float]] = []
     for n in range(STEPS):

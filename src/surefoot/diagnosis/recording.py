@@ -127,7 +127,7 @@ class RecordingBuilder:
         self._sample_ids: dict[int, tuple[int, ...]] = {}
         self._ignored: dict[str, None] = {}
         self._num_rows = 0
-        self._step = 0.0
+        self.step = 0.0
 
     def add(self, row: Mapping[str, object]) -> None:
         """One row of the log, under its own names. A row without a step counts on."""
@@ -147,7 +147,7 @@ class RecordingBuilder:
         step = as_number(row.get(Name("", "step")))
         if step is None:
             step = as_number(row.get(Name("", "epoch"))) if not self._step_is_known else None
-        self._step = self._step + 1 if step is None else step
+        self.step = self.step + 1 if step is None else step
         self._step_is_known = self._step_is_known or Name("", "step") in row
         for name, value in row.items():
             if name.name == "sample_ids":
@@ -156,7 +156,7 @@ class RecordingBuilder:
                 continue
             amount = as_number(value)
             if amount is not None:
-                self._cells.setdefault(name, []).append((number, self._step, amount))
+                self._cells.setdefault(name, []).append((number, self.step, amount))
 
     _step_is_known = False
 

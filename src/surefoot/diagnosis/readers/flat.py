@@ -28,7 +28,7 @@ def read_jsonl(path: Path) -> Recording:
         if isinstance(row.get("facts"), Mapping):
             builder.facts.update({str(k): v for k, v in _mapping(row["facts"]).items()})
         elif row.keys() >= MARKS:
-            builder.events.append(event_of(row))
+            builder.events.append(event_of(row, builder.step))
         else:
             add_row(builder, row)
     return builder.build()

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from surefoot.core.reports import Event
-from surefoot.diagnosis.columns import EVALUATION, Name
-from surefoot.diagnosis.recording import RecordingBuilder
+from surefoot.diagnosis.columns import EVALUATION, Name, canonical
+from surefoot.diagnosis.recording import RecordingBuilder, as_number
 
 
 def add_row(builder: RecordingBuilder, row: Mapping[str, Any]) -> None:
@@ -40,12 +40,14 @@ def _flat(row: Mapping[str, Any]) -> dict[str, object]:
     return flat
 
 
-def event_of(row: Mapping[str, Any]) -> Event:
-    """An event of a log; what it lacks is empty."""
+def event_of(row: Mapping[str, Any], step: float) -> Event:
+    """An event of a log, that says itself at which step it was, or stands between the rows: after
+    the one of `step`. What else it lacks is empty."""
     data = row.get("data")
+    said = [as_number(row[name]) for name in row if canonical(name) == Name("", "step")]
     return Event(
         kind=str(row["kind"]),
-        step=int(row.get("step") or 0),
+        step=int(next((number for number in said if number is not None), step)),
         message=str(row["message"]),
         data=dict(data) if isinstance(data, Mapping) else {},
         time=float(row.get("time") or 0.0),
