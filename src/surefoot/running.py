@@ -235,6 +235,8 @@ class FolderRun:
             False where the disk refuses and the run goes on without.
         """
         self.watch.beat("a save")
+        # The save before is told first: who hears of it may make room for this one.
+        self.saver.finish()
         trainable, decisions = self.assembly.trainable, self.assembly.decisions
         step, cursor = trainable.state.progress.step, trainable.state.progress.cursor
         offset, trouble, free = 0, None, None
