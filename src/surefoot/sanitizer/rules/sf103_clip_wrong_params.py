@@ -28,7 +28,7 @@ class ClipWrongParams(Rule):
         title="The clipped parameters are not the ones that the optimizer steps.",
         observes="A clip between backward() and step() whose parameters no stepping optimizer"
         " holds. Quiet where their gradients are handed on by hand (master weights) or"
-        " the clipped weights change all the same (an optimizer of the user's own).",
+        " weights that had a gradient change all the same (an optimizer of the user's own).",
         why="The gradients that move the weights are not clipped.",
         example="model = copy.deepcopy(model)\nclip_grad_norm_(old_model.parameters(), 1.0)",
         fix="Clip the parameters that the optimizer holds.",
@@ -51,8 +51,10 @@ class ClipWrongParams(Rule):
             return
         keys = frozenset(state.key for state in event.parameters)
         self.clips[event.site] += 1
-        if event.strangers:
-            self._watch(event.site, event.strangers[-1])
+        # Weights without a gradient that change all the same follow others (a slow copy).
+        fed = [tensor for tensor in event.strangers if tensor.grad is not None]
+        if fed:
+            self._watch(event.site, fed[-1])
         if len(self.pending) < 64:
             self.pending.append((event.site, keys, self.trace.seq))
 

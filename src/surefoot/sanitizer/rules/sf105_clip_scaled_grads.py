@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from surefoot.core.finding import Certainty, Finding
@@ -10,6 +10,10 @@ from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.frames import Site
 from surefoot.sanitizer.rules.base import Rule, RuleInfo, share
 from surefoot.sanitizer.trace import Trace
+
+LARGE = 32.0
+"""Nobody limits the norm of gradients as they are to more than this."""
+PART = 0.05
 
 
 class ClipScaledGrads(Rule):
@@ -21,8 +25,8 @@ class ClipScaledGrads(Rule):
         certainty=Certainty.PROOF,
         title="Gradients are clipped while they still carry the loss scale.",
         observes="A clip of gradients that come from a loss scaled by a GradScaler, with no"
-        " unscale_() between. Quiet for a scale of exactly 1, a disabled scaler, and gradients"
-        " that were divided by hand.",
+        " unscale_() between. Quiet for a scale of exactly 1, a disabled scaler, gradients that"
+        " were divided by hand, and a limit that is multiplied by the scale.",
         why="A scaled gradient is thousands of times too long, so it is always clipped, and after"
         " the scaler has divided it nearly nothing is left.",
         example="scaler.scale(loss).backward()\nclip_grad_norm_(params, 1.0)\n"
@@ -37,6 +41,8 @@ class ClipScaledGrads(Rule):
         self.all: Counter[Site] = Counter()
         self.scale: float | None = None
         self.limit = 0.0
+        self.settings: dict[Site, set[tuple[float, float]]] = defaultdict(set)
+        """Limits and scales that came together."""
 
     def on_clip(self, event: ev.Clip) -> None:
         if event.inside_step:
@@ -47,10 +53,12 @@ class ClipScaledGrads(Rule):
             self.limit = event.limit
             scales = [s.scale for s in self.trace.scalers if s.scale is not None]
             self.scale = scales[-1] if scales else None
+            if scales and len(self.settings[event.site]) < 64:
+                self.settings[event.site].add((event.limit, scales[-1]))
 
     def findings(self) -> Iterable[Finding]:
         for site, count in self.scaled.items():
-            if count < min(3, self.all[site]):
+            if count < min(3, self.all[site]) or _goes_with_scale(self.settings[site]):
                 continue
             scale = "" if self.scale is None else f" of {self.scale:g}"
             yield self.report(
@@ -59,3 +67,11 @@ class ClipScaledGrads(Rule):
                 site,
                 evidence={"clips": self.all[site], "scaled": count, "scale": self.scale},
             )
+
+
+def _goes_with_scale(settings: set[tuple[float, float]]) -> bool:
+    """Whether the limit is in the units of the scaled gradients."""
+    if len({scale for _, scale in settings}) > 1:
+        shares = [limit / scale for limit, scale in settings]
+        return max(shares) <= 1.01 * min(shares)
+    return any(limit >= max(LARGE, PART * scale) for limit, scale in settings)

@@ -24,7 +24,8 @@ class AccumWiped(Rule):
         certainty=Certainty.STRONG,
         title="Gradients are cleared on every micro-batch, so a window keeps only its last one.",
         observes="Several equal backward passes per update with unused gradients cleared between"
-        " each. Quiet where the passes are of different losses.",
+        " each. Quiet where the passes are of different losses, and where the gradients that are"
+        " stepped were put there by hand (each sample's was clipped, projected or kept first).",
         why="All but the last micro-batch of each window are computed for nothing.",
         example="optimizer.zero_grad()\n(loss / 4).backward()\n"
         "if (i + 1) % 4 == 0: optimizer.step()",
@@ -43,6 +44,8 @@ class AccumWiped(Rule):
         size = len(optimizer.window)
         # The wipe after the last micro-batch, if any, is another rule's.
         if event.closure or size < 2 or optimizer.wipes < size - 1:
+            return
+        if any(state.unknown for state in optimizer.parameters):
             return
         if is_homogeneous(optimizer.window):
             self.tallies[optimizer.key].add(optimizer.wipe_site)

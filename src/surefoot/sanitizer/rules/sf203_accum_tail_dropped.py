@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from surefoot.core.finding import Certainty, Finding
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.frames import NOWHERE, Site
 from surefoot.sanitizer.rules.base import Rule, RuleInfo
 from surefoot.sanitizer.rules.windows import WindowTally, is_homogeneous
+from surefoot.sanitizer.state import BackwardRecord, OptimizerState
 from surefoot.sanitizer.trace import Trace
 
 
@@ -22,7 +23,8 @@ class AccumTailDropped(Rule):
         certainty=Certainty.STRONG,
         title="The last, short accumulation window is computed and thrown away.",
         observes="Gradients of a window shorter than the usual one that are cleared, or still"
-        " there when the script ends by itself. Quiet for scripts that were stopped.",
+        " there when the script ends by itself. Quiet for scripts that were stopped, and for"
+        " backward passes of lines that no update used.",
         why="Those micro-batches are never learned from; with a fixed order it is always the same"
         " samples.",
         example="for i, batch in enumerate(loader):\n    (loss(batch) / 4).backward()\n"
@@ -49,10 +51,15 @@ class AccumTailDropped(Rule):
             if not pending or not any(s.key in keys for s in optimizer.parameters):
                 continue
             self.wiped[optimizer.key] = len(optimizer.window)
-            usual = self.tallies[optimizer.key].usual
             dropped = self.dropped[optimizer.key]
-            if len(pending) < usual and is_homogeneous(pending) and len(dropped) < 1000:
+            if self._is_tail(optimizer, pending) and len(dropped) < 1000:
                 dropped.append((len(pending), pending[-1].site, event.site))
+
+    def _is_tail(self, optimizer: OptimizerState, pending: Sequence[BackwardRecord]) -> bool:
+        tally = self.tallies[optimizer.key]
+        # Another line's backward pass measures something: attributions, Fisher information.
+        is_training = is_homogeneous(pending) and pending[0].site in tally.sites
+        return len(pending) < tally.usual and is_training
 
     def on_step_end(self, event: ev.StepEnd) -> None:
         key = event.optimizer.key
@@ -68,8 +75,7 @@ class AccumTailDropped(Rule):
             return
         for optimizer in self.trace.optimizers:
             pending = optimizer.window[self.wiped[optimizer.key] :]
-            usual = self.tallies[optimizer.key].usual
-            if pending and len(pending) < usual and is_homogeneous(pending):
+            if pending and self._is_tail(optimizer, pending):
                 self.dropped[optimizer.key].append((len(pending), pending[-1].site, NOWHERE))
 
     def findings(self) -> Iterable[Finding]:

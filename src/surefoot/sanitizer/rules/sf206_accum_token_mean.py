@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from surefoot.core.finding import Certainty, Finding
@@ -14,6 +14,7 @@ from surefoot.sanitizer.state import BackwardRecord
 from surefoot.sanitizer.trace import Trace
 
 LEAST = 2
+LOOKS = 64
 SPREAD = 0.05
 """Counts of a window that differ by less than this share of their mean are as good as equal."""
 
@@ -30,7 +31,7 @@ class AccumTokenMean(Rule):
         observes="A window of mean-reduced losses with a constant factor whose numbers of targets"
         " that count differ (from `ignore_index`; from divisors that are tensors: heuristic)."
         " Quiet for equal counts, for a divisor shared by the window, under 5 % spread, and for"
-        " class weights.",
+        " class weights; a hint where no target is ignored and no ids are embedded (graphs, sets).",
         why="A token in a short micro-batch weighs more than one in a long micro-batch; the"
         " result depends on how the batch was split.",
         example="(F.cross_entropy(logits, labels, ignore_index=-100) / 4).backward()",
@@ -40,9 +41,22 @@ class AccumTokenMean(Rule):
 
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace)
+        self.are_tokens = False
+        self.looks: Counter[Site] = Counter()
         self.windows: dict[int, int] = defaultdict(int)
         self.uneven: dict[tuple[int, Certainty], Tally] = defaultdict(Tally)
         self.example: dict[tuple[int, Certainty], tuple[list[float], Site]] = {}
+
+    def on_embedding_called(self, event: ev.EmbeddingCalled) -> None:
+        self.are_tokens = True
+
+    def on_loss_called(self, event: ev.LossCalled) -> None:
+        if self.are_tokens or not event.grad_enabled or event.target.is_floating_point():
+            return
+        self.looks[event.site] += 1
+        if event.target.device.type == "cpu" and self.looks[event.site] <= LOOKS:
+            ignored = event.options.get("ignore_index", -100)
+            self.are_tokens = bool((event.target == ignored).any())
 
     def on_step_end(self, event: ev.StepEnd) -> None:
         records = event.update.backwards
@@ -66,6 +80,9 @@ class AccumTokenMean(Rule):
             if tally.count < 0.3 * self.windows[key]:
                 continue
             counts, site = self.example[key, certainty]
+            if not self.are_tokens:
+                # What is drawn as one sample (a graph, a set) may count as one.
+                certainty = Certainty.HEURISTIC
             listed = ", ".join(f"{count:g}" for count in counts[:6])
             yield self.report(
                 f"In {share(tally.count, self.windows[key])} windows the micro-batches had"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -27,9 +28,9 @@ class DataNan(Rule):
         slug="data-nan",
         certainty=Certainty.PROOF,
         title="Training inputs hold NaN or infinity.",
-        observes="Inputs of training forwards that are not finite, whose loss is not finite"
-        " either (proof); or a gradient scaler that keeps skipping steps after it had found its"
-        " scale (strong). Quiet for the scale search at the start and for NaN that the model"
+        observes="Inputs or targets of training forwards that are not finite, whose loss is not"
+        " finite either, whether it is backpropagated or left out (proof); or a gradient"
+        " scaler that keeps skipping steps after it had found its scale (strong). Quiet for the scale search at the start and for NaN that the model"
         " masks out.",
         why="One such row makes the gradient of the whole batch NaN: the step is skipped in"
         " silence, or the weights are lost.",
@@ -42,34 +43,77 @@ class DataNan(Rule):
         super().__init__(trace)
         self.pending: Site = NOWHERE
         self.inputs: list[weakref.ref[torch.Tensor]] = []
+        self.batch: list[weakref.ref[torch.Tensor]] = []
+        """What the latest batch of a loader had in floating point: targets are in it too."""
         self.batches = 0
         self.bad = 0
+        self.told = True
+        """Whether the latest training forward was judged already."""
+        self.suspect = False
+        """Whether both its input and its output are not finite."""
+        self.skips = False
+        """Whether there were training forwards that no backward pass followed."""
         self.site: Site = NOWHERE
         self.scaler_steps: dict[int, list[bool]] = {}
         self.scaler_site: Site = NOWHERE
 
+    def on_batch_fetched(self, event: ev.BatchFetched) -> None:
+        self.batch = _floating([event.batch])
+
     def on_forward_begin(self, event: ev.ForwardBegin) -> None:
-        if event.grad_enabled:
-            self.batches += 1
-            self.pending = event.site
-            inputs = graph.tensors_in([*event.arguments, *event.keywords.values()])
-            self.inputs = [weakref.ref(tensor) for tensor in inputs if tensor.is_floating_point()]
+        if not event.grad_enabled:
+            return
+        if not self.told:
+            self.skips = True
+            if self.suspect:
+                self._count()
+        self.batches += 1
+        self.pending = event.site
+        self.told = self.suspect = False
+        self.inputs = _floating([*event.arguments, *event.keywords.values()])
+
+    def on_forward_end(self, event: ev.ForwardEnd) -> None:
+        # Who skips batches leaves no backward pass by which the bad ones could be told.
+        if self.skips and event.grad_enabled and not self.told and self._has_bad(self.inputs):
+            self.suspect = any(self._is_bad(t) for t in graph.tensors_in(event.output))
+
+    def on_loss_called(self, event: ev.LossCalled) -> None:
+        value = graph.number(event.output)
+        if self.told or not event.grad_enabled or value is None or math.isfinite(value):
+            return
+        target = _floating([event.target])
+        if self._has_bad(self.inputs) or self._has_bad(target):
+            self._count()
 
     def on_backward_begin(self, event: ev.BackwardBegin) -> None:
-        inputs, self.inputs = self.inputs, []
-        if not inputs or not event.roots:
+        if self.told or not event.roots:
             return
         value = graph.number(event.roots[0])
         # Inputs are read only where the loss is not finite, or tells nothing without a wait.
-        if value is not None and math.isfinite(value):
-            return
-        if any(self._is_bad(tensor) for ref in inputs if (tensor := ref()) is not None):
-            self.bad += 1
-            self.site = self.pending
+        is_finite = value is not None and math.isfinite(value)
+        if not is_finite and (self._has_bad(self.inputs) or self._has_bad(self.batch)):
+            self._count()
+        self.told = True
+
+    def on_run_ended(self, event: ev.RunEnded) -> None:
+        if self.suspect and not self.told:
+            self._count()
+
+    def _count(self) -> None:
+        self.bad += 1
+        self.told = True
+        self.site = self.pending
+
+    def _has_bad(self, tensors: list[weakref.ref[torch.Tensor]]) -> bool:
+        return any(self._is_bad(tensor) for ref in tensors if (tensor := ref()) is not None)
 
     def _is_bad(self, tensor: torch.Tensor) -> bool:
         readable = tensor.device.type == "cpu" or self.trace.deep
-        return readable and not bool(torch.isfinite(tensor.detach()).all())
+        return (
+            readable
+            and tensor.is_floating_point()
+            and not bool(torch.isfinite(tensor.detach()).all())
+        )
 
     def on_scaler_stepped(self, event: ev.ScalerStepped) -> None:
         steps = self.scaler_steps.setdefault(event.scaler.key, [])
@@ -81,7 +125,7 @@ class DataNan(Rule):
         if self.bad:
             yield self.report(
                 f"{share(self.bad, self.batches)} training forwards had NaN or infinity in their"
-                " input, and the loss was not finite.",
+                " input or target, and the loss was not finite.",
                 self.site,
                 evidence={"forwards": self.batches, "not_finite": self.bad},
             )
@@ -98,3 +142,7 @@ class DataNan(Rule):
                     evidence={"steps": len(after), "skipped": skipped},
                     fix="Look for NaN and infinity in the data and for overflows in the model.",
                 )
+
+
+def _floating(values: list[Any]) -> list[weakref.ref[torch.Tensor]]:
+    return [weakref.ref(t) for t in graph.tensors_in(values) if t.is_floating_point()]

@@ -12,6 +12,7 @@ from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.frames import Site, user_stack
 from surefoot.sanitizer.rules import fingerprints
 from surefoot.sanitizer.rules.base import Rule, RuleInfo
+from surefoot.sanitizer.rules.lives import Lives
 from surefoot.sanitizer.trace import Trace
 
 MOST_SAMPLES = 50_000
@@ -25,8 +26,9 @@ PART = 0.8
 MOST_EVALUATIONS = 64
 VALIDATION_WORDS = {"val", "valid", "validation", "validate", "test", "testing", "heldout", "held"}
 TRAINING_WORDS = {"train", "training", "trained"}
+MOST_PENDING = 1_000
 Key = tuple[int, int, tuple[tuple[str, int], ...]]
-"""Which model was evaluated, after which loader, from which lines."""
+"""Which life of a model was evaluated, after which loader, from which lines."""
 
 
 class ValOverlapsTrain(Rule):
@@ -40,8 +42,9 @@ class ValOverlapsTrain(Rule):
         observes="Digests of the samples in training forwards and in evaluation forwards of the"
         " same model: part of what one line evaluates was trained on; or all of it, where that line"
         " or one that calls it speaks of validation or test data. Quiet for a report of the"
-        " training accuracy, for teachers, for samples drawn with replacement, and for data with"
-        " many equal samples.",
+        " training accuracy, for teachers, for samples drawn with replacement, for data with many"
+        " equal samples, and for what an earlier model, or the same one before its weights were"
+        " reset, was trained on (cross-validation).",
         why="The validation measures memory: overfitting stays unseen and the wrong model is"
         " chosen.",
         example="train, _ = random_split(data, [300, 100])\n"
@@ -55,9 +58,11 @@ class ValOverlapsTrain(Rule):
         self.mask = 0
         """Only digests with these bits clear are kept: a fair sample of samples, in all sets."""
         self.unseen_rows = False
-        self.train: set[int] = set()
+        self.trained: dict[int, set[int]] = defaultdict(set)
+        """By life of a model: what it was trained on."""
+        self.lives = Lives(trace)
         self.evaluations: dict[Key, _Evaluation] = {}
-        self.pending: list[int] = []
+        self.pending: list[tuple[int, list[int]]] = []
         """Samples of training forwards that no step has followed yet."""
         self.looking: list[tuple[_Evaluation, list[int]]] = []
         """Samples of evaluation forwards since the latest step."""
@@ -67,7 +72,7 @@ class ValOverlapsTrain(Rule):
     def on_forward_begin(self, event: ev.ForwardBegin) -> None:
         evaluates = not event.grad_enabled and not event.training
         trains = event.grad_enabled and event.training
-        if not (evaluates or trains) or self.unseen_rows or len(self.pending) > MOST_SAMPLES:
+        if not (evaluates or trains) or self.unseen_rows or len(self.pending) > MOST_PENDING:
             return
         if evaluates and not (self.trace.training_began and self.trace.is_trained(event.module)):
             return
@@ -86,7 +91,8 @@ class ValOverlapsTrain(Rule):
             return
         if not evaluates:
             # Trained on only once a step follows.
-            self.pending += digests
+            self.pending.append((self.trace.module_key(event.module), digests))
+            self.lives.know(event.module)
             return
         evaluation = self._evaluation_of(event)
         if evaluation is not None and sum(len(d) for _, d in self.looking) <= MOST_SAMPLES:
@@ -95,23 +101,35 @@ class ValOverlapsTrain(Rule):
     def _evaluation_of(self, event: ev.ForwardBegin) -> _Evaluation | None:
         stack = user_stack(2)
         loader = self.trace.data.loader
+        life = self.lives.of(self.trace.module_key(event.module))
         key = (
-            self.trace.module_key(event.module),
+            life,
             0 if loader is None else loader.key,
             tuple((site.file, site.line) for site in stack),
         )
         if key not in self.evaluations and len(self.evaluations) < MOST_EVALUATIONS:
-            self.evaluations[key] = _Evaluation(event.site, _claims_validation(stack))
+            members = self.lives.know(event.module)
+            claim = _claims_validation(stack)
+            self.evaluations[key] = _Evaluation(event.site, claim, self.lives.sharing(members))
         return self.evaluations.get(key)
+
+    def on_state_restored(self, event: ev.StateRestored) -> None:
+        if event.kind == "module":
+            self.lives.restored(event.owner)
+
+    def on_step_begin(self, event: ev.StepBegin) -> None:
+        self.lives.before_step(event.optimizer)
 
     def on_step_end(self, event: ev.StepEnd) -> None:
         self._settle()
-        self._keep(self.train, self.pending)
+        for key, digests in self.pending:
+            self._keep(self.trained[self.lives.of(key)], digests)
         self.pending = []
+        self.lives.after_step(event.optimizer)
 
     def _settle(self) -> None:
         # What is evaluated for the very update that trains on it gives targets (a teacher does).
-        now = set(self.pending)
+        now = {digest for _, digests in self.pending for digest in digests}
         passes: dict[_Evaluation, list[int]] = defaultdict(list)
         for evaluation, digests in self.looking:
             passes[evaluation] += digests
@@ -125,7 +143,7 @@ class ValOverlapsTrain(Rule):
         digests.update(digest for digest in new if not digest & self.mask)
         while len(digests) > MOST_SAMPLES:
             self.mask = 2 * self.mask + 1
-            for kept in (self.train, *(e.samples for e in self.evaluations.values())):
+            for kept in (*self.trained.values(), *(e.samples for e in self.evaluations.values())):
                 kept.difference_update([digest for digest in kept if digest & self.mask])
 
     def findings(self) -> Iterable[Finding]:
@@ -135,13 +153,15 @@ class ValOverlapsTrain(Rule):
         told = set()
         for evaluation in self.evaluations.values():
             evaluated = len(evaluation.samples)
-            common = len(evaluation.samples & self.train)
+            # What the evaluated weights were trained on, also as part of another model.
+            train = set().union(*(self.trained.get(life, ()) for life in evaluation.lives))
+            common = len(evaluation.samples & train)
             if evaluated < LEAST_VALIDATION or common < LEAST_COMMON or evaluation.site in told:
                 continue
             if evaluation.draws:
                 continue
             part = common / evaluated
-            is_claimed = evaluation.claimed and evaluated <= PART * len(self.train)
+            is_claimed = evaluation.claimed and evaluated <= PART * len(train)
             if LOW < part < HIGH or (part >= HIGH and is_claimed):
                 told.add(evaluation.site)
                 called = f" of what line {evaluation.claim} calls validation or test" * is_claimed
@@ -151,7 +171,7 @@ class ValOverlapsTrain(Rule):
                     evaluation.site,
                     evidence={
                         "evaluated": evaluated,
-                        "trained": len(self.train),
+                        "trained": len(train),
                         "common": common,
                     },
                 )
@@ -160,8 +180,10 @@ class ValOverlapsTrain(Rule):
 class _Evaluation:
     """The samples that one chain of calls evaluated."""
 
-    def __init__(self, site: Site, claim: int) -> None:
+    def __init__(self, site: Site, claim: int, lives: list[int]) -> None:
         self.site = site
+        self.lives = lives
+        """Lives of models that the evaluated weights lived."""
         self.claim = claim
         """The line that calls them validation or test samples; 0 for none."""
         self.samples: set[int] = set()

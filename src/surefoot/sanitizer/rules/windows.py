@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from surefoot.sanitizer.frames import Site
 from surefoot.sanitizer.state import BackwardRecord, UpdateRecord
 
 LEAST_WINDOWS = 2
+MOST_SITES = 64
 
 
 def is_homogeneous(records: Sequence[BackwardRecord]) -> bool:
@@ -34,12 +36,15 @@ class WindowTally:
 
     def __init__(self) -> None:
         self.sizes: Counter[int] = Counter()
+        self.sites: set[Site] = set()
         self.other = 0
 
     def add(self, update: UpdateRecord) -> bool:
         """Whether the update had such a window."""
         if is_homogeneous(update.backwards) and not update.wipes:
             self.sizes[len(update.backwards)] += 1
+            if len(self.sites) < MOST_SITES:
+                self.sites.add(update.backwards[0].site)
             return True
         self.other += 1
         return False
