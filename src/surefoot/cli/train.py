@@ -133,7 +133,7 @@ def _launch(context: typer.Context, session: Session, num_ranks: int) -> int:
 
     Raises:
         RequestError: this process is a rank already, or the recipe asks for another mesh.
-        RankError: a rank was killed from outside, or hangs.
+        RankError: a rank was killed, hangs, or has ended without a word.
         StopRequested: a rank was stopped before it had begun.
     """
     from surefoot.config.load import load_recipe
@@ -174,6 +174,9 @@ def _launch(context: typer.Context, session: Session, num_ranks: int) -> int:
             rule="a launch ends with its first rank that fails",
             remedy="SIGKILL is often the system that ran out of memory: see the system's log",
         )
+    if ended.failure is not None and ended.failure.how is How.GONE:
+        # It has said nothing, and the others left for want of it.
+        raise ended.failure.error(f"one of {num_ranks} ranks on this machine")
     return ended.exit_code
 
 

@@ -59,9 +59,8 @@ def join_ranks(timeout_seconds: float = JOIN_SECONDS) -> None:
         backend = "cpu:gloo,cuda:nccl"
         set_where_free(FLIGHT_RECORDER)
     limit = timedelta(seconds=timeout_seconds)
-    by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
-        if by_agent:
+        if _by_agent():
             store = launchers_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
             _wait_for_all(store, rank, size, timeout_seconds)
         dist.init_process_group(backend, timeout=limit)
@@ -73,7 +72,7 @@ def join_ranks(timeout_seconds: float = JOIN_SECONDS) -> None:
             remedy="check that each was started, and that this address can be reached from each",
         ) from error
     own: Any = shared_store()
-    keeper = None if by_agent else 0
+    keeper = None if _by_agent() else 0
     lookout.begin(Lookout(own.clone(), rank, size, timeout_seconds, _tell, keeper=keeper))
     atexit.register(leave_ranks)
 
@@ -81,6 +80,19 @@ def join_ranks(timeout_seconds: float = JOIN_SECONDS) -> None:
 def shared_store() -> dist.Store:
     """What all ranks and the launcher read and write, below the default process group."""
     return of_attempt(dist.distributed_c10d._get_default_store())
+
+
+def _store_of_launch() -> dist.Store | None:
+    """The same, also before the ranks have met; None where nobody keeps one."""
+    if dist.is_initialized():
+        return shared_store()
+    if launched_ranks() > 1 and _by_agent():
+        return launchers_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    return None
+
+
+def _by_agent() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def launchers_store(host: str, port: int) -> dist.Store:
@@ -131,11 +143,13 @@ def fails_first() -> bool:
 
     The others then fail for want of it. Where the store is gone no rank can ask: a launcher tells.
     """
-    if not dist.is_initialized():
-        return True
     with suppress(dist.DistError, RuntimeError):
-        own = Failure(dist.get_rank(), How.FAILED, dist.get_rank())
-        return claim(shared_store(), own) == own
+        store = _store_of_launch()
+        if store is None:
+            return True
+        rank = dist.get_rank() if dist.is_initialized() else int(os.environ["RANK"])
+        own = Failure(rank, How.FAILED, rank)
+        return claim(store, own) == own
     return "TORCHELASTIC_RUN_ID" not in os.environ
 
 
@@ -143,8 +157,9 @@ def lost_rank(seconds: float) -> Failure | None:
     """What ended the run, as any rank has said; waits so long for one to say it."""
     until = time.monotonic() + seconds
     with suppress(dist.DistError, RuntimeError):
-        while dist.is_initialized():
-            failure = first_failure(shared_store())
+        store = _store_of_launch()
+        while store is not None:
+            failure = first_failure(store)
             if failure is not None or time.monotonic() > until:
                 return failure
             time.sleep(0.05)

@@ -15,16 +15,22 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 import torch.distributed as dist
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
@@ -51,7 +57,7 @@ ECHO_SECONDS = 0.5
 GONE_SECONDS = 1.0
 """Longest wait until the system has taken down what was killed."""
 TICK_SECONDS = 0.1
-ENDED_BY_THE_AGENT: Final = (EXIT_STOPPED, -signal.SIGTERM)
+TOLD_TO_LEAVE: Final = (EXIT_STOPPED, -signal.SIGTERM)
 """Exit codes of ranks that were told to leave."""
 
 
@@ -60,7 +66,7 @@ class Launched:
     """How a launch ended."""
 
     exit_code: int
-    """That of the rank that ended first with one above zero; 0 where all are well."""
+    """That of the rank that ended the launch; 0 where all are well."""
     rank: int | None = None
     """That rank."""
     killed_by: signal.Signals | None = None
@@ -90,17 +96,55 @@ def launch(arguments: Sequence[str], num_ranks: int, deadline_seconds: float) ->
 
 
 class _Agent(LocalElasticAgent):
-    """Torch's agent, that shows since when it has been looking at its ranks: a look takes long only
-    where one has failed and torch waits for the others."""
+    """Torch's agent, that says who has failed before it tells the others to leave.
 
+    They can then know why they are told, and who ended by itself is known here.
+    """
+
+    store: dist.Store | None = None
+    """That of this launch, once ranks are being started."""
+    ended_first: Mapping[int, int] = {}
+    """Exit codes of the ranks that had ended, one of them not well, when nobody was told yet."""
     looks_since: float | None = None
+    """Since when it has been looking at its ranks: a look takes long only where one has failed and
+    torch waits for the others."""
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        assert worker_group.master_addr is not None and worker_group.master_port is not None
+        self.store = launchers_store(worker_group.master_addr, worker_group.master_port)
+        return super()._start_workers(worker_group)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        ended = self._exit_codes()
+        num_ranks = len(worker_group.workers)
+        if len(ended) < num_ranks and not any(ended.values()):
+            return RunResult(state=WorkerState.HEALTHY)
+        if any(ended.values()) and not self.ended_first:
+            self.ended_first = ended
+            self._say_who()
         self.looks_since = time.monotonic()
         try:
             return super()._monitor_workers(worker_group)
         finally:
             self.looks_since = None
+
+    def _exit_codes(self) -> dict[int, int]:
+        """Of the ranks that have ended."""
+        context = self._pcontext
+        assert isinstance(context, SubprocessContext)
+        codes = {rank: started.proc.poll() for rank, started in context.subprocess_handlers.items()}
+        return {rank: code for rank, code in codes.items() if code is not None}
+
+    def _say_who(self) -> None:
+        assert self.store is not None
+        rank = loudest(self.ended_first)
+        code = self.ended_first[rank]
+        with suppress(dist.DistError, RuntimeError):
+            sign = read_signs(self.store, [rank]).get(rank)
+            # Whoever comes to the end of its process has said what there was to say.
+            spoke = code > 0 and (sign is None or sign.left)
+            what = "" if spoke or code < 0 else f"its process has ended with code {code}"
+            claim(self.store, Failure(rank, How.FAILED if spoke else How.GONE, LAUNCHER, what))
 
 
 class _Launch:
@@ -137,7 +181,6 @@ class _Launch:
         self._first_asked: float | None = None
         self._second: tuple[int, float] | None = None
         """The signal that asked again, and when."""
-        self._store: dist.Store | None = None
         self._silence = Silence()
         self._hangs_since: float | None = None
         self._looked = time.monotonic()
@@ -214,22 +257,19 @@ class _Launch:
 
     def _said(self) -> Failure | None:
         with suppress(dist.DistError, RuntimeError):
-            return None if self._store is None else first_failure(self._store)
+            return None if self._agent.store is None else first_failure(self._agent.store)
         return None
 
     def _look(self, seconds: float) -> None:
         """Looks for a rank that all others would wait for, or nobody any more."""
-        if self._store is None:
-            group = self._agent.get_worker_group()
-            assert group.master_addr is not None and group.master_port is not None
-            self._store = launchers_store(group.master_addr, group.master_port)
-        ranks = range(self._spec.local_world_size)
-        signs = {r: s for r, s in read_signs(self._store, ranks).items() if not _has_ended(s.pid)}
+        store, ranks = self._agent.store, range(self._spec.local_world_size)
+        assert store is not None
+        signs = {r: s for r, s in read_signs(store, ranks).items() if not _has_ended(s.pid)}
         rank, silent = self._silence.longest(signs, seconds)
         if silent > self._deadline and self._hangs_since is None:
             self._hangs_since = time.monotonic()
-            claim(self._store, silent_failure(rank, signs[rank], silent, LAUNCHER, True))
-            ask_for_stacks(self._store, rank)
+            claim(store, silent_failure(rank, signs[rank], silent, LAUNCHER, True))
+            ask_for_stacks(store, rank)
 
     def _kill(self) -> bool:
         """Kills all ranks with what they have started; whether anything was there."""
@@ -252,19 +292,52 @@ class _Launch:
         codes = {rank: failure.exitcode for rank, failure in self._result.failures.items()}
         if not codes:
             return Launched(0)
-        # The first one that ended stands first, unless another has said that it failed before; one
-        # that stopped, where nobody asked this launch to, was told to by the agent after a failure.
-        own = [r for r, c in codes.items() if c not in ENDED_BY_THE_AGENT]
-        rank = own[0] if own and self._first_asked is None else next(iter(codes))
-        if said is not None and said.how is How.FAILED and said.rank in codes:
-            rank = said.rank
-        code = codes[rank]
+        rank, code = who_ended_it(self._agent.ended_first or codes, codes, said)
         if code >= 0:
             return Launched(code, rank, failure=said)
         if self._second is not None and -code == signal.SIGKILL:
             # By us: they did not leave though they were told twice.
             return Launched(SHELL_CODE_OF_SIGNAL + self._second[0], rank)
         return Launched(SHELL_CODE_OF_SIGNAL - code, rank, signal.Signals(-code), said)
+
+
+def loudest(codes: Mapping[int, int]) -> int:
+    """The rank that ended the worst: a signal before a code, and both before being told to leave.
+
+    A rank leaves with a code also for want of another one, that was killed.
+
+    >>> loudest({0: 3, 2: -9})
+    2
+    >>> loudest({0: 75, 1: 0, 2: 3})
+    2
+    """
+
+    def calm(rank: int) -> int:
+        code = codes[rank]
+        return 3 if code == 0 else 2 if code in TOLD_TO_LEAVE else 1 if code > 0 else 0
+
+    return min(codes, key=calm)
+
+
+def who_ended_it(
+    first: Mapping[int, int], last: Mapping[int, int], said: Failure | None
+) -> tuple[int, int]:
+    """The rank that ended a launch for all, and the exit code that counts.
+
+    Args:
+        first: codes of the ranks that had ended before the agent told the others to leave.
+        last: of all that did not end well.
+        said: what the ranks, or the launcher, have said.
+    """
+    if said is not None and first.get(said.rank, 0) != 0:
+        return said.rank, first[said.rank]
+    if said is not None and said.how is How.FAILED:
+        # It was still about to leave when one ended that waited for it.
+        code = last.get(said.rank, 0)
+        if code > 0 and code not in TOLD_TO_LEAVE:
+            return said.rank, code
+    rank = loudest(first)
+    return rank, first[rank]
 
 
 def _has_ended(pid: int) -> bool:

@@ -56,7 +56,8 @@ class Failure:
             )
         gone = self.how is How.GONE
         return RankError(
-            f"rank {self.rank} {'is gone' if gone else 'has failed'}",
+            f"rank {self.rank} {'is gone' if gone else 'has failed'}"
+            + (f": {self.what}" if gone and self.what else ""),
             where=seen_by or self.where,
             rule="a run goes on with all of its ranks, or not at all",
             remedy="SIGKILL is often the system that ran out of memory: see the system's log"
