@@ -160,7 +160,7 @@ def test_a_worker_killed_from_outside_is_reported() -> None:
 def test_a_worker_stopped_from_outside_is_named() -> None:
     with loader_of(lambda: None, deadline_seconds=1.0) as loader:
         batches = loader.iterate()
-        next(batches)
+        next(batches), next(batches)  # One of each: both have started.
         assert loader._pool is not None
         os.kill(loader._pool.pids[1], signal.SIGSTOP)
         with pytest.raises(LoaderStuckError, match="data worker 1 "):

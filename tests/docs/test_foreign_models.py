@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from forked import run_forked
 
 MAX_LINES = 20
 
@@ -84,13 +83,7 @@ def test_a_foreign_model_needs_few_lines(script: str, tmp_path: Path) -> None:
     if "transformers" in script:
         pytest.importorskip("transformers")
     assert len([line for line in script.splitlines() if line.strip()]) <= MAX_LINES
-    (tmp_path / "script.py").write_text(script, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "script.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
+    program = tmp_path / "script.py"
+    program.write_text(script, encoding="utf-8")
+    code, printed = run_forked(program, folder=tmp_path, strict=True)
+    assert code == 0, printed

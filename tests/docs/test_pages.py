@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from forked import run_forked
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
@@ -28,15 +27,8 @@ def python_blocks() -> list[tuple[str, int]]:
 def test_python_on_a_page_runs_by_itself(page: str, number: int, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(blocks(page, "python")[number], encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", script.name],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
+    code, printed = run_forked(script, folder=tmp_path, strict=True)
+    assert code == 0, printed
 
 
 @pytest.mark.parametrize("page", PAGES)

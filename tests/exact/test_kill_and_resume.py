@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from forked import run_forked
 from surefoot.observe.metrics_log import read_rows
 from surefoot.observe.metrics_schema import deterministic
 from surefoot.state.checkpoint import list_checkpoints
@@ -49,10 +48,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(runs: Path, recipe: str, overrides: list[str], resume: str = "-", kill_at: int = 0) -> int:
-    command = [sys.executable, str(PROGRAM), str(runs), resume, str(kill_at), recipe, *overrides]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == (-signal.SIGKILL if kill_at else 0), done.stderr
-    return done.returncode
+    arguments = [str(runs), resume, str(kill_at), recipe, *overrides]
+    code, printed = run_forked(PROGRAM, *arguments, folder=runs.parent)
+    assert code == (-signal.SIGKILL if kill_at else 0), printed
+    return code
 
 
 def only_run(runs: Path) -> Path:
