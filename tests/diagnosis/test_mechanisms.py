@@ -1,64 +1,19 @@
 """Each mechanism of the doctor on made-up columns: the fault, and the healthy run that is like it.
 
-Real trainings are in `test_doctor.py`; here is what tells look-alikes apart.
+Real trainings are in `test_doctor.py`; what tells look-alikes apart is in `test_look_alikes.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 import pytest
 
+from diagnosis.made_up import COUNT, LOG_10, STEPS, cosine, examined, falling, first, noise
 from surefoot.core.reports import Event
-from surefoot.diagnosis.doctor import Diagnosis, examine
-from surefoot.diagnosis.recording import Floats, RecordingBuilder
-
-COUNT = 400
-STEPS = np.arange(COUNT)
-LOG_10 = math.log(10)
-
-
-def noise(size: float, seed: int = 0) -> Floats:
-    return size * np.random.default_rng(seed).normal(size=COUNT)
-
-
-def falling(start: float = 2.3, end: float = 0.4, over: float = 50.0) -> Floats:
-    return end + (start - end) * np.exp(-STEPS / over)
-
-
-def cosine(peak: float = 1e-3) -> Floats:
-    return peak * (0.5 + 0.5 * np.cos(np.pi * STEPS / COUNT)) + 1e-9
-
-
-def examined(
-    columns: Mapping[str, Floats],
-    *,
-    validation: Mapping[int, float] | None = None,
-    accuracy: float | None = None,
-    facts: Mapping[str, object] | None = None,
-    events: tuple[Event, ...] = (),
-) -> Diagnosis:
-    """A log of these columns, one row for each step, with evaluations at some of the steps."""
-    builder = RecordingBuilder("log", "made up")
-    builder.facts.update(facts or {})
-    builder.events.extend(events)
-    lengths = {len(column) for column in columns.values()}
-    for n in range(lengths.pop()):
-        row: dict[str, object] = {"step": n, **{k: float(v[n]) for k, v in columns.items()}}
-        if validation and n in validation:
-            row["val_loss"] = validation[n]
-            if accuracy is not None:
-                row["val_accuracy"] = accuracy
-        builder.add(row)
-    assert not lengths
-    return examine(builder.build())
-
-
-def first(diagnosis: Diagnosis) -> str | None:
-    return diagnosis.findings[0].slug if diagnosis.findings else None
-
+from surefoot.diagnosis.doctor import Diagnosis
+from surefoot.diagnosis.recording import Floats
 
 # -- half precision ------------------------------------------------------------------------------
 
@@ -333,89 +288,3 @@ def test_a_validation_loss_has_nothing_to_follow_where_nothing_was_learnt() -> N
     columns = {"loss": loss, "lr": cosine(1e-5), "weight_norm": 9 + 0.02 * STEPS / COUNT}
     validation = {n: 0.138 - n * 1e-7 for n in range(49, COUNT, 50)}
     assert examined(columns, validation=validation, accuracy=0.955).is_healthy
-
-
-# -- look-alikes ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("is_over_early", [True, False])
-def test_a_model_is_too_small_only_where_it_stood_still_before_the_rate_was_gone(
-    is_over_early: bool,
-) -> None:
-    """A curve that comes to rest as the rate does has used its rate."""
-    rate = cosine()
-    done = np.cumsum(rate) / rate.sum()
-    loss = 3.0 + 1.6 * np.exp(-(30 if is_over_early else 4) * done) + noise(0.03)
-    validation = {
-        n: 3.0 + 1.6 * math.exp(-(30 if is_over_early else 4) * done[n])
-        for n in range(9, COUNT, 15)
-    }
-    found = examined({"loss": loss, "lr": rate}, validation=validation)
-    assert first(found) == ("underfitting" if is_over_early else None)
-
-
-@pytest.mark.parametrize("alone", [True, False])
-def test_a_hard_batch_raises_the_gradients_of_every_tower(alone: bool) -> None:
-    towers = {f"grad_norm/{name}": 1 + np.abs(noise(0.1, n)) for n, name in enumerate("abc")}
-    for name, norm in towers.items():
-        if name == "grad_norm/a" or not alone:
-            norm[[90, 170, 260, 330]] *= 12
-    if not alone:
-        towers["grad_norm/a"][[120, 200, 300, 350]] *= 7
-        towers["grad_norm/b"][[120, 200, 300, 350]] *= 4
-        towers["grad_norm/c"][[120, 200, 300, 350]] *= 4
-    found = examined({"loss": falling() + noise(0.03), "lr": cosine(), **towers})
-    assert first(found) == ("one-tower-spikes" if alone else None)
-
-
-@pytest.mark.parametrize("with_the_loss", [True, False])
-def test_hard_batches_of_a_low_loss_are_no_explosion(with_the_loss: bool) -> None:
-    """Once a loss is near nothing, single batches have many times its loss, and its gradient."""
-    loss, norm = falling(end=0.02, over=20) * np.exp(noise(0.3)), falling(2.0, 0.05, 20)
-    norm = norm * np.exp(noise(0.3, 1))
-    hard = np.arange(150, COUNT, 12)
-    norm[hard] *= 300
-    if with_the_loss:
-        loss[hard] *= 200
-    found = examined({"loss": loss, "lr": cosine(), "grad_norm": norm})
-    named = {finding.slug for finding in (*found.findings, *found.consequences)}
-    assert ("exploding-gradients" in named) is not with_the_loss
-
-
-def test_a_negative_loss_that_settles_may_be_a_density() -> None:
-    rate = cosine()
-    done = np.cumsum(rate) / rate.sum()
-    settles = {"loss": 1.0 - 3 * (1 - np.exp(-6 * done)) + noise(0.02), "lr": rate}
-    goes_on = {"loss": 1.0 - 9 * done + noise(0.02), "lr": rate}
-    assert examined(settles).is_healthy
-    assert first(examined(goes_on)) == "wrong-loss"
-
-
-@pytest.mark.parametrize("follows", [True, False])
-def test_a_harder_validation_set_falls_from_higher_up(follows: bool) -> None:
-    columns = {"loss": falling(2.0, 1.0, 60) + noise(0.05), "lr": cosine()}
-    validation = {
-        n: 2.1 + (1.0 * math.exp(-n / 60) if follows else 0.001 * n) for n in range(9, COUNT, 20)
-    }
-    found = examined(columns, validation=validation)
-    assert first(found) == (None if follows else "validation-differs")
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_first_row_of_a_noisy_run_may_be_anything(seed: int) -> None:
-    """Batches of one or two: the rate is not too high because the first of them was easy."""
-    random = np.random.default_rng(seed)
-    loss = falling(1.0, 0.6, 150) * random.gamma(2.0, 0.5, COUNT)
-    loss[0] = 0.3
-    loss[3] = 0.25
-    validation = {n: 0.6 + 0.4 * math.exp(-n / 150) for n in range(19, COUNT, 20)}
-    found = examined({"loss": loss, "lr": np.full(COUNT, 1e-3)}, validation=validation)
-    assert first(found) not in ("rate-too-high", "rate-too-high-at-start", "labels-unrelated")
-
-
-def test_evaluations_that_bounce_as_batches_do_tell_a_rate_from_labels() -> None:
-    columns = {"loss": LOG_10 + noise(0.04), "lr": np.full(COUNT, 0.3)}
-    shaken = {n: LOG_10 + 0.03 * (-1) ** (n // 20) for n in range(19, COUNT, 20)}
-    still = {n: LOG_10 + 0.001 * (-1) ** (n // 20) for n in range(19, COUNT, 20)}
-    assert first(examined(columns, validation=shaken)) == "rate-too-high"
-    assert first(examined(columns, validation=still)) == "labels-unrelated"

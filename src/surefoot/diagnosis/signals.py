@@ -69,7 +69,7 @@ class Signals:
     def leaves_at_once(self) -> bool:
         """Whether the very first loss is far from the level of the first rows, and from each."""
         values, start, noise = self.loss.values, self.loss.start, self.loss.noise
-        if not self.begins_at_start or len(values) < 2:
+        if len(values) < 2 or self.loss.series.steps[0] > 1:
             return False
         first, others = float(values[0]), values[1 : max(2, min(2 * LEAVING, len(values) // 4))]
         rises = float(others[: LEAVING // 2].min()) - first
@@ -105,8 +105,10 @@ class Signals:
 
     @property
     def begins_at_start(self) -> bool:
-        """Whether the first loss of the log is that of the first update."""
-        return len(self.loss) > 0 and self.loss.series.steps[0] <= 1
+        """Whether the first loss of the log is that of the first updates that it could hold."""
+        steps = self.loss.series.steps
+        every = float(np.median(np.diff(steps))) if len(steps) > 1 else 1.0
+        return len(steps) > 0 and float(steps[0]) <= max(1.0, every)
 
     @cached_property
     def relative_drop(self) -> float:
@@ -230,7 +232,8 @@ class Signals:
         values = self.gradient.values
         if len(values) < 20:
             return False
-        usual, early = float(np.median(values)), float(self.gradient.part(0, 0.1).max())
+        first = self.gradient.part(0, 0.1)
+        usual, early = max(float(np.median(values)), float(np.median(first))), float(first.max())
         often = float((values > 6 * usual).mean()) > 0.015
         often = often and float(self.gradient.part(0.5, 1).max()) > 6 * usual
         ran = self.weight_growth is not None and self.weight_growth > 2
@@ -308,7 +311,7 @@ class Signals:
         weights = self.recording["weight_norm"].finite.values
         scale = float(np.median(weights)) if len(weights) else 1.0
         level = max(abs(float(np.median(self.loss.values))), 1e-30)
-        return float(np.median(values)) * scale < 1e-3 * level
+        return float(np.median(values)) * scale < (1e-2 if len(weights) else 1e-3) * level
 
     # -- what a guess would score ---------------------------------------------------------------
 
@@ -316,6 +319,16 @@ class Signals:
     def num_classes(self) -> int | None:
         known = self.recording.facts.get("num_classes")
         return known if isinstance(known, int) and known > 1 else None
+
+    @cached_property
+    def is_language(self) -> bool:
+        """Whether the run counts tokens or reports perplexity."""
+        tokens = self.recording["tokens"].finite.values
+        names = " ".join([*self.recording.evaluations, *self.recording.ignored])
+        words = ("perplexity", "ppl", "bits_per_byte", "token")
+        counted = len(tokens) > 0 and float(tokens.max()) > 0
+        said = str(self.recording.facts.get("task", "")) in ("generation", "lm")
+        return counted or said or any(word in names for word in words)
 
     @cached_property
     def accuracy(self) -> float | None:

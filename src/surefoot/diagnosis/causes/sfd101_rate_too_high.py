@@ -23,7 +23,7 @@ LASTING = 5
 """Rows whose median has jumped: weights that were thrown off are not back at once."""
 LONG = 0.2
 """Share of the run that the loss stood above its start at least."""
-LOST = 0.5
+LOST = 0.25
 """Share of what had been gained that is lost again at a rate that is kept."""
 AWAY = 0.05
 """Share of the run, after its first tenth, that a loss stood above its start while the rate was at

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
-from surefoot.diagnosis.curve import running_median
+from surefoot.diagnosis.curve import running_median, spread
 from surefoot.diagnosis.signals import Signals
 
 EARLY = 12
@@ -14,10 +16,17 @@ LASTING = 5
 once, one hard batch is."""
 JUMP = 0.2
 """Share of the first loss by which they do."""
+AFTER = 40
+"""Rows after those whose noise says how much a batch differs from the next."""
 LONG = 0.35
 """Share of the run that a recovery takes at most."""
-FAR = 2.0
-"""Times the first loss by which a single row stands above it, so that no hard batch explains it."""
+FAR = 0.8
+"""Times the first loss by which the first rows stand above it, added up, where gradients grew by
+more than a hard batch makes them."""
+FARTHER = 2.0
+"""The same, where gradients were not recorded."""
+BEYOND = 1.3
+"""Times the root of the loss's growth, which a hard batch gives a gradient of squared errors."""
 RECOVERED = 0.2
 """Share of the first loss by which it falls below, where it does recover at the same rate."""
 
@@ -72,15 +81,19 @@ class RateTooHighAtStart(Cause):
         if not signals.has_shape:
             return None
         first = loss.values[1 : max(4, len(loss) // 20) + 1]
+        noise = _noise_after(signals)
         if signals.begins_at_start:
             is_lowest = loss.values[0] < first[:LASTING].min()
             initial = float(loss.values[0] if is_lowest else max(initial, loss.values[0]))
         peak = float(first.max())
         hump = float(running_median(first, LASTING).max()) - initial
         jump = max(JUMP * abs(initial), 5 * signals.early_noise)
-        far = peak - initial > max(FAR * abs(initial), 20 * signals.early_noise)
-        lasts = hump > max(jump / 2, JUMP * abs(initial))
-        if peak - initial < jump or not (lasts or far):
+        over = float(np.maximum(first[: 2 * LASTING] - initial, 0).sum())
+        grows = _gradients_grow(signals, peak / initial if initial > 0 else 1.0)
+        far = over > max((FARTHER if grows is None else FAR) * abs(initial), 10 * noise)
+        far = far and grows is not False and peak - initial > max(FAR / 2 * abs(initial), 5 * noise)
+        lasts = peak - initial > jump and hump > max(jump / 2, JUMP * abs(initial))
+        if not (lasts or far):
             return None
         if signals.gradients_explode_at_once and hump < 10 * loss.noise:
             return None
@@ -109,3 +122,18 @@ class RateTooHighAtStart(Cause):
                 "rows": rows,
             },
         )
+
+
+def _gradients_grow(signals: Signals, growth: float) -> bool | None:
+    """Whether the gradient norm grew by more than that of a batch whose loss is as many times the
+    first; None where it was not recorded."""
+    values = signals.gradient.values[: 2 * LASTING]
+    if len(values) < LASTING or values[0] <= 0:
+        return None
+    return bool(values[1:].max() > BEYOND * growth**0.5 * values[0])
+
+
+def _noise_after(signals: Signals) -> float:
+    """Noise of the rows that follow the first ones: half of what neighbours differ by."""
+    values = signals.loss.values[LASTING : LASTING + AFTER]
+    return spread(np.diff(values)) / 2**0.5 if len(values) > 2 else signals.early_noise

@@ -10,8 +10,12 @@ from surefoot.diagnosis.signals import Signals
 
 FALLEN = 0.03
 """Share of its highest level to which a norm that vanishes has fallen."""
+QUIET = 0.12
+"""The same, where the loss stands so still that batches make no difference any more."""
 LOST = 0.2
 """The same, where all that was learnt is lost again."""
+STILL = 0.005
+"""Noise over level of such a loss."""
 STUCK = 1e-3
 """Share of their norm by which weights have moved that no gradient reaches."""
 TINY = 0.2
@@ -71,7 +75,7 @@ class VanishingGradients(Cause):
             "last_loss": loss.end,
             "sensitivity": sensitivity,
         }
-        fell = late < FALLEN * highest
+        fell = late < (QUIET if loss.noise < STILL * loss.end else FALLEN) * highest
         tiny = sensitivity < TINY if sensitivity is not None else late < TINY / 10 * abs(loss.end)
         learnt = loss.lowest < 0.85 * signals.initial and loss.end > 0.93 * signals.initial
         if learnt and loss.noise < 0.01 * loss.end:

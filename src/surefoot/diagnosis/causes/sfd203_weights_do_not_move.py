@@ -42,7 +42,9 @@ class WeightsDoNotMove(Cause):
         signs = []
         evidence: dict[str, object] = {"first_loss": signals.initial, "last_loss": signals.loss.end}
         norms = recording["weight_norm"].finite.values
-        if len(norms) >= 3 and not (norms != norms[0]).any():
+        if len(norms) >= 3 and (norms != norms[0]).any():
+            return None
+        if len(norms) >= 3:
             signs.append(f"the weight norm is {norms[0]:.6g} in all {len(norms)} rows")
             evidence["weight_norm"] = float(norms[0])
         validation = signals.validation.values

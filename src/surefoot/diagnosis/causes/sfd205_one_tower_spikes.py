@@ -12,6 +12,8 @@ from surefoot.diagnosis.signals import Signals
 
 SPIKE = 6.0
 """Times the usual norm of the same tower."""
+OFTENER = 3
+"""Times as many spikes as any other tower."""
 ALONE = 3.0
 """Times its usual share of the other towers' norms: a hard batch raises them all."""
 
@@ -51,7 +53,7 @@ class OneTowerSpikes(Cause):
         tower = max(range(len(towers)), key=lambda one: len(counts[one]))
         name, found = towers[tower], counts[tower]
         others = max(len(rows) for one, rows in enumerate(counts) if one != tower)
-        if len(found) < 3 or len(found) < 4 * others:
+        if len(found) < 3 or len(found) < OFTENER * others:
             return None
         norms = table[tower]
         usual = float(np.median(norms))

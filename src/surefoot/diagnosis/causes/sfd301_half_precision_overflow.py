@@ -54,8 +54,10 @@ class HalfPrecisionOverflow(Cause):
             fixed = float(np.ptp(scale.values)) == 0.0
             return _by_fixed_scale(signals) if fixed else _by_scale(signals)
         broke = signals.broke_at
-        if not signals.is_half or broke is None or signals.growth_before_break > 3:
+        if not signals.is_half or signals.growth_before_break > 3:
             return None
+        if broke is None:
+            return _by_fixed_scale(signals)
         loss = signals.at("loss", broke)
         step = signals.step_of_row(broke)
         return Verdict(
@@ -69,14 +71,16 @@ class HalfPrecisionOverflow(Cause):
 
 
 def _by_fixed_scale(signals: Signals) -> Verdict | None:
-    """A scale that never moves: each overflow is an update lost, and they go on."""
+    """A scale that never moves, or none: each overflow is an update lost, and they go on."""
     overflows = sorted(signals.overflow_rows | signals.broken_rows)
     share = len(overflows) / max(1, signals.recording.num_rows)
     if len(overflows) < 5 or share < DROPPED:
         return None
-    scale = float(signals.recording["loss_scale"].finite.values[0])
+    scales = signals.recording["loss_scale"].finite.values
+    scale = float(scales[0]) if len(scales) else None
+    under = "fp16 without a loss scale" if scale is None else f"a fixed loss scale of {scale:.4g}"
     return Verdict(
-        f"Under a fixed loss scale of {scale:.4g}, {len(overflows)} updates ({share:.0%}) have"
+        f"Under {under}, {len(overflows)} updates ({share:.0%}) have"
         f" gradients that are not finite, the first at step {signals.step_of_row(overflows[0])}.",
         weight=0.95,
         evidence={"scale": scale, "not_finite": len(overflows), "share": share},

@@ -76,7 +76,8 @@ def _single(signals: Signals) -> list[int]:
     for position in high.tolist():
         if position < max(8, len(loss) // 20):
             continue
-        around = np.delete(left, position)[max(0, position - 15) : position + 15]
+        places = np.arange(max(0, position - 15), min(len(left), position + 16))
+        around = left[np.setdiff1d(places, high)]  # Where two are broken, the other is no measure.
         if left[position] < SIGMAS * spread(around) or left[position] < 2.5 * around.max():
             continue
         row = int(loss.series.rows[position])

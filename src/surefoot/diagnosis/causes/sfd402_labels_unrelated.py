@@ -21,6 +21,14 @@ FALLS = -2.5
 """Trend of a loss that learns, in standard errors of the trend of mere noise."""
 LITTLE_MOTION = 3e-3
 """Share of their norm by which weights have moved, that learn."""
+STILL_MOTION = 1e-3
+"""The same, where the loss is known to be a guess's: a fine-tuning moves them as little."""
+VOCABULARY = 20
+"""Classes from which on a loss comes down by their frequencies at all far."""
+MANY_TOKENS = 0.08
+"""Noise over level, at most, of a loss over the tokens of a batch."""
+AT_REST = 0.02
+"""Share of their norm by which weights move at most, once frequencies are learnt."""
 LITTLE_RATE = 0.02
 """Sum of the rates of all updates that moves no weight far: the start of a gentle fine-tuning."""
 
@@ -51,23 +59,27 @@ class LabelsUnrelated(Cause):
 
     def look(self, signals: Signals) -> Verdict | None:
         loss = signals.loss
-        if signals.broke_at is not None or len(loss) < 20 or signals.knows_more:
+        if signals.broke_at is not None or len(loss) < 20:
             return None
-        if not signals.is_flat_but_for_noise and not _settles_at_guess(signals):
+        by_frequency = _settles_at_frequencies(signals)
+        settles = _settles_at_guess(signals) or by_frequency
+        if signals.knows_more and not by_frequency:
             return None
-        if float(loss.values.min()) < 0 or (not _settles_at_guess(signals) and _learns(signals)):
+        if not signals.is_flat_but_for_noise and not settles:
+            return None
+        if float(loss.values.min()) < 0 or (not settles and _learns(signals)):
             return None
         if signals.start_is_vague and not _validation_stays(signals):
             return None
         motion, total = signals.weight_motion, signals.rate_sum
-        if motion is not None and motion < LITTLE_MOTION:
+        if motion is not None and motion < (STILL_MOTION if _is_guess(signals) else LITTLE_MOTION):
             return None
         if total is not None and total < LITTLE_RATE:
             return None
         if signals.weight_growth is not None and signals.weight_growth > 3:
             return None
         margin = max(0.02 * abs(signals.initial), 3 * loss.standard_error())
-        if loss.end > signals.initial + margin and not _settles_at_guess(signals):
+        if loss.end > signals.initial + margin and not settles:
             return None
         validation = signals.validation
         text = ""
@@ -113,6 +125,29 @@ def _learns(signals: Signals) -> bool:
 def _validation_stays(signals: Signals) -> bool:
     values = signals.validation.values
     return len(values) > 3 and float(np.ptp(values)) < 2 * FLAT * abs(float(values[0]))
+
+
+def _settles_at_frequencies(signals: Signals) -> bool:
+    """Whether a loss over a vocabulary came down early and neither it nor a weight has moved since:
+    how often each token occurs is soon learnt, and who learns more moves weights."""
+    loss, weights = signals.loss, signals.recording["weight_norm"].finite.values
+    if not signals.has_shape or signals.initial < math.log(VOCABULARY):
+        return False
+    if not 0.5 * signals.initial < loss.end or loss.noise > MANY_TOKENS * loss.end:
+        return False
+    early = signals.rate.part(0, 0.25).sum() < 0.5 * signals.rate.values.sum()
+    later = weights[len(weights) // 4 :]
+    rests = len(later) > 5 and float(np.ptp(later)) < AT_REST * float(later[0])
+    if not early or not (rests or (not len(weights) and not len(signals.validation))):
+        return False
+    stands = abs(loss.level(0.25, 0.5) - loss.level(0.75, 1)) < 3 * loss.standard_error(0.25)
+    return stands and abs(signals.trend) * len(loss) ** 0.5 < -FALLS
+
+
+def _is_guess(signals: Signals) -> bool:
+    """Whether the number of classes is known, and the loss ends at log(C)."""
+    classes = signals.num_classes
+    return classes is not None and abs(signals.loss.end / math.log(classes) - 1) < AT_GUESS
 
 
 def _settles_at_guess(signals: Signals) -> bool:

@@ -16,6 +16,8 @@ TWICE = 2.0
 UNEVEN = 4.0
 OFTEN = 0.25
 """Share of the batches that are small: the last ones of short epochs are fewer."""
+FEW = 0.1
+"""Share of the batches that are large."""
 SWING = 1.6
 """Factor between the deviations of small and of large batches."""
 
@@ -79,7 +81,7 @@ class UnevenBatches(Cause):
         )
         middle = float(np.sqrt(low * high))
         small, large = left[weight < middle], left[weight >= middle]
-        if min(len(small), len(large)) < max(5, OFTEN * len(left)):
+        if len(small) < OFTEN * len(left) or len(large) < max(5, FEW * len(left)):
             return None
         ratio = float(np.exp(np.mean(np.log(_quantiles(small) / _quantiles(large)))))
         if 1 / SWING < ratio < SWING:

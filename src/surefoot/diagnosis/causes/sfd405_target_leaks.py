@@ -10,6 +10,8 @@ from surefoot.diagnosis.signals import Signals
 
 LITTLE = 0.05
 """Share of the first loss that no honest language model gets below."""
+NEW = 0.1
+"""The same, on samples that are all new, where the validation loss is not down to half."""
 
 
 class TargetLeaks(Cause):
@@ -33,18 +35,20 @@ class TargetLeaks(Cause):
         source="https://github.com/karpathy/nanoGPT/blob/master/model.py (causal mask), audit"
         " rules SF605, SF606, SF610",
         needs=("loss",),
-        explains=("validation-differs",),
+        explains=("validation-differs", "overfitting"),
     )
 
     def look(self, signals: Signals) -> Verdict | None:
         loss = signals.loss
-        if not signals.has_shape or not _is_language(signals) or signals.initial <= 0:
+        if not signals.has_shape or not signals.is_language or signals.initial <= 0:
             return None
         validation = signals.validation
         ends = [loss.end] + ([float(validation.values[-1])] if len(validation) else [])
-        if max(ends) > LITTLE * signals.initial and not _trains_alone(signals):
-            return None
         epochs = signals.recording["epoch"].finite.values
+        known_new = len(epochs) > 0 and epochs.max() <= 1
+        alone = _trains_alone(signals) or (known_new and _on_new_samples(signals))
+        if max(ends) > LITTLE * signals.initial and not alone:
+            return None
         if not len(validation) and len(epochs) and epochs.max() > 2:
             return None  # What was seen often may be known by heart.
         below = np.flatnonzero(loss.smooth < LITTLE * signals.initial)
@@ -58,14 +62,12 @@ class TargetLeaks(Cause):
         )
 
 
-def _is_language(signals: Signals) -> bool:
-    """Whether the run counts tokens or reports perplexity."""
-    tokens = signals.recording["tokens"].finite.values
-    names = " ".join([*signals.recording.evaluations, *signals.recording.ignored])
-    task = str(signals.recording.facts.get("task", ""))
-    words = ("perplexity", "ppl", "bits_per_byte", "token")
-    counted = len(tokens) > 0 and tokens.max() > 0
-    return bool(counted or any(word in names for word in words) or task in ("generation", "lm"))
+def _on_new_samples(signals: Signals) -> bool:
+    """Whether the train loss is at nearly nothing, and the validation loss is high: of samples that
+    the run had never seen before, none is known by heart."""
+    values = signals.validation.values
+    high = len(values) > 1 and float(np.median(values[-2:])) > signals.initial / 2
+    return high and signals.loss.end < NEW * signals.initial
 
 
 def _trains_alone(signals: Signals) -> bool:

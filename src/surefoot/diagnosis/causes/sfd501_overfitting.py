@@ -13,6 +13,9 @@ RISE = 0.15
 TURNED = 0.2
 """Share of its best by which it has risen since, where it rises without a break."""
 STEADY = 0.85
+FITTED = 0.2
+"""Share of the best validation loss that the train loss has come to, where the turn is clear though
+evaluations are noisy."""
 
 
 class Overfitting(Cause):
@@ -51,7 +54,8 @@ class Overfitting(Cause):
         gained = max(float(values[0]), signals.initial) - best
         rise = last - best
         far = rise > RISE * gained or (rise > TURNED * best and straightness(after) > STEADY)
-        if gained <= 0 or not signals.follows_first or rise < 4 * bend(values) or not far:
+        clear = rise > (2 if loss.end < FITTED * best else 4) * bend(values)
+        if gained <= 0 or not signals.follows_first or not clear or not far:
             return None
         turn = validation.step(best_at)
         before = loss.values[(loss.series.steps <= turn)][-max(5, len(loss) // 20) :]

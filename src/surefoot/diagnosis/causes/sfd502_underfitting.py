@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from surefoot.core.finding import Certainty, Severity
@@ -12,8 +14,15 @@ HIGH = 0.5
 """Share of the first loss that is left at least."""
 STALLED = 0.045
 """Share of the whole way that is left at most after half of the run's rate."""
+STALLED_HIGH = 0.15
+"""The same, where classes are few and the loss is high for so few."""
 LEARNT = 0.05
 """Share of the first loss that was learnt at least."""
+FEW = 16
+"""Classes above which a loss of more than half of a guess's is what language models end with."""
+HIGHER = 0.58
+"""Share of the first loss that is left at least, where classes are few: above a good deal of wrong
+labels."""
 TOGETHER = 0.12
 """Share of the way by which train and validation loss differ at most: a model that is too small
 learns nothing by heart, one that has come to the noise of its labels does."""
@@ -57,7 +66,8 @@ class Underfitting(Cause):
         last = float(np.median(validation.values[-2:]))
         train = (loss.level(0.45, 0.6) - loss.level(0.85, 1.0)) / drop
         gap = (last - loss.end) / drop
-        stalled = abs(signals.validation_left) < STALLED and train < 2 * STALLED
+        most = STALLED_HIGH if _guesses_on(signals) else STALLED
+        stalled = abs(signals.validation_left) < most and train < 2 * STALLED
         if not stalled or abs(gap) > TOGETHER or signals.validation_jitter > 0.02:
             return None
         return Verdict(
@@ -74,3 +84,12 @@ class Underfitting(Cause):
                 "validation_at_end": last,
             },
         )
+
+
+def _guesses_on(signals: Signals) -> bool:
+    """Whether a loss that began at that of a guess among few classes ends not far below it: what
+    the decay of the rate still brings does not make it a good one."""
+    initial = signals.initial
+    classes = signals.num_classes or math.exp(min(initial, 20.0))
+    few = 2.5 < classes < FEW and initial < 1.3 * math.log(classes) and not signals.is_language
+    return few and signals.loss.end > HIGHER * initial

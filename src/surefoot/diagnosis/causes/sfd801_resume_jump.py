@@ -15,6 +15,8 @@ NEAR = 5
 """Rows just before a resume whose level is compared."""
 LASTING = 25
 """Rows before and after over which a jump smaller than the noise is sought."""
+FASTER = 2.0
+"""Times the most that the weights' norm had changed by from row to row before."""
 ODD = 1.25
 """Factor of the rate from one row to the next that no smooth schedule makes."""
 
@@ -88,11 +90,14 @@ def _judge(signals: Signals, place: int) -> Verdict | None:
         jump = float(np.median(after)) - float(np.median(before))
         jumps = len(after) == LASTING and jump > max(4 * unsure, 0.05 * abs(level))
     rates, factor, odd_rate = _rate_step(signals, place)
-    if not jumps and not odd_rate:
+    pace = _pace(signals, place)
+    if not jumps and not odd_rate and pace < FASTER:
         return None
     parts = [f"the loss goes from {level:.4g} to {np.median(after):.4g}"] if jumps else []
     if odd_rate:
         parts.append(f"the rate goes from {rates[0]:.3g} to {rates[1]:.3g}")
+    if pace >= FASTER:
+        parts.append(f"the norm of the weights changes {pace:.3g} times as fast")
     return Verdict(
         f"At the resume at step {loss.step(place)} {' and '.join(parts)} (noise {noise:.2g}).",
         weight=0.93 if jumps else 0.8,
@@ -101,8 +106,21 @@ def _judge(signals: Signals, place: int) -> Verdict | None:
             "loss_before": level,
             "loss_after": float(np.median(after)),
             "rate_factor": factor,
+            "pace_of_weights": pace,
         },
     )
+
+
+def _pace(signals: Signals, place: int) -> float:
+    """How much faster the norm of the weights changes just after a row than before it, at most."""
+    norms = signals.recording["weight_norm"].finite
+    row = int(signals.loss.series.rows[place])
+    at = int(np.searchsorted(norms.rows, row))
+    before = np.abs(np.diff(norms.values[max(0, at - 15) : at]))
+    after = np.abs(np.diff(norms.values[at : at + 10]))
+    if len(before) < 8 or len(after) < 6 or before.max() <= 0:
+        return 1.0
+    return float(np.median(after) / before.max())
 
 
 def _rate_step(signals: Signals, place: int) -> tuple[tuple[float, float], float, bool]:
