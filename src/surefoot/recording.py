@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from surefoot.observe.sinks import TensorBoardSink
 from surefoot.observe.view import RunFacts, Unit
 from surefoot.observe.watch import flight_recorder_files, set_where_free
 from surefoot.out_of_memory import memory_table
+from surefoot.parallel.lookout import attached
 from surefoot.parallel.sizes import ParameterSizes
 from surefoot.promising import deciding_fields, deciding_metric, promise
 from surefoot.resuming import Resumption, refuse_crash_loop, resume_tier
@@ -80,8 +82,11 @@ def train_in_folder(
     with StopOnSignal(agreement(assembly)) as stop:
         with naming_folder(folder.path):
             run = _open_run(folder, name, resolved, prepared, assembly, observers)
-        try:
+        with closing(run), ExitStack() as watched:
             with naming_folder(folder.path):
+                # In this order: while others may ask for stacks, somebody writes them down.
+                watched.enter_context(run.watch)
+                watched.enter_context(attached(run.lent(stop)))
                 # A resume that is refused leaves the folder as it was.
                 resumed = None if resumption is None else _restore(run, resumption)
                 if isinstance(folder, RunFolder):
@@ -99,9 +104,7 @@ def train_in_folder(
                     write_data_sheet(prepared, folder.artifacts_path)
                 if resumption is None:
                     run.begin()
-            return run.train(stop)
-        finally:
-            run.close()
+            return run.train(stop, watched)
 
 
 def _restore(run: FolderRun, resumption: Resumption) -> dict[str, object]:

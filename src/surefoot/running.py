@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -47,7 +47,7 @@ from surefoot.observe.run_folder import RunFolder
 from surefoot.observe.watch import HangWatch, stacks_path
 from surefoot.optim.registry import optimizer_notes
 from surefoot.out_of_memory import record_shortage
-from surefoot.parallel.lookout import Attachment, attached
+from surefoot.parallel.lookout import Attachment
 from surefoot.parallel.ranks import Ranks
 from surefoot.spending import Spending, budget_of
 from surefoot.state.checkpoint import list_checkpoints, newest_whole, step_of
@@ -189,8 +189,8 @@ class FolderRun:
         )
         return manifest.step
 
-    def train(self, stop: StopOnSignal) -> RunResult:
-        """Runs to the end, or until `stop` asks, and tells how it ended.
+    def train(self, stop: StopOnSignal, watched: ExitStack) -> RunResult:
+        """Runs to the end, or until `stop` asks, and tells how it ended; closes `watched` before.
 
         Raises:
             SurefootError: what made it fail; the events hold it with its traceback.
@@ -200,8 +200,7 @@ class FolderRun:
         self._leave_when(self._checking(stop.cut_wait), self._checking(stop.cut_evaluation))
         self._began = self._clock()
         try:
-            # In this order: while others may ask for stacks, somebody writes them down.
-            with self.watch, attached(self._lent(stop)):
+            with watched:
                 outcome = self._loop(stop).run()
         except BaseException as error:
             self._record_failure(error)
@@ -429,7 +428,7 @@ class FolderRun:
             # Such as a full disk: the first error is the one to be told.
             error.add_note(f"and this could not be written down: {second}")
 
-    def _lent(self, stop: StopOnSignal) -> Attachment:
+    def lent(self, stop: StopOnSignal) -> Attachment:
         """What is done where another rank is lost, and the main thread may wait for ever."""
 
         def record(error: RankError) -> None:

@@ -170,6 +170,49 @@ def test_a_rank_that_trains_is_asked_for_its_stacks_and_goes_on(
     assert sent == [(sleeper.pid, signal.SIGUSR2), (sleeper.pid, signal.SIGCONT)]
 
 
+def test_others_may_ask_for_stacks_as_soon_as_a_rank_trains() -> None:
+    store = dist.HashStore()
+    training = Training(store)
+    assert not module.read_signs(store, [0])[0].listens
+    with training.lookout.attached(training.attachment):
+        assert module.read_signs(store, [0])[0].listens, "though nobody has looked yet"
+
+
+def test_who_leaves_after_a_hang_waits_until_the_others_have_written_their_stacks() -> None:
+    store = dist.HashStore()
+    leave_sign(store, 1, listens=True)
+    leave_sign(store, 2, listens=True)
+    ranks = [Training(store, 0, 3), Training(store, 2, 3)]
+    first, slow = ranks
+    hangs = Failure(1, How.HANGS, 0, "rank 1 hangs")
+    left = threading.Event()
+
+    def leave() -> None:
+        first.lookout.write_stacks_of_all(store, first.lookout.accuse(store, hangs))
+        left.set()
+
+    with first.lookout.attached(first.attachment), slow.lookout.attached(slow.attachment):
+        thread = threading.Thread(target=leave)
+        thread.start()
+        assert not left.wait(0.3) and first.said == ["stacks"]
+        slow.lookout._look(0.1)
+        slow.lookout._leave(hangs)
+        assert left.wait(10) and slow.said[0] == "stacks"
+        thread.join()
+
+
+def test_nobody_is_waited_for_that_does_not_train_or_hangs() -> None:
+    store = dist.HashStore()
+    leave_sign(store, 0, listens=True, stacks=True)
+    leave_sign(store, 1, listens=True)
+    leave_sign(store, 2)
+    assert module.all_have_written(store, range(4), hanging=1)
+    leave_sign(store, 3, listens=True)
+    assert not module.all_have_written(store, range(4), hanging=1)
+    leave_sign(store, 3, listens=True, left=True)
+    assert module.all_have_written(store, range(4), hanging=1)
+
+
 def test_a_rank_that_keeps_the_store_and_stops_is_named_without_it() -> None:
     store = dist.HashStore()
     training = Training(store, rank=1, keeper=0)

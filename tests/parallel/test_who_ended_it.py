@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,8 @@ from surefoot.cli.session import Session
 from surefoot.core.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, StopRequested
 from surefoot.parallel import launch as module
 from surefoot.parallel.launch import LAUNCHER, launch, who_ended_it
-from surefoot.parallel.lost import Failure, How, claim, of_attempt
+from surefoot.parallel.lookout import Sign, sign_key
+from surefoot.parallel.lost import Failure, How, claim, first_failure, of_attempt
 
 KILLED = -signal.SIGKILL
 TOLD = -signal.SIGTERM
@@ -134,3 +137,28 @@ def test_who_is_told_to_leave_before_the_ranks_have_met_is_silent_about_it(
     assert code == EXIT_STOPPED
     assert capsys.readouterr().err.count("error: ") == (0 if is_lost else 1)
     assert os.environ["RANK"] == "0"
+
+
+def test_the_launcher_wakes_up_a_stopped_rank_after_the_others_have_written_their_stacks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(module, "ask_for_stacks", lambda store, rank: asked.append(rank))
+    launched = module._Launch(["nothing"], 2, str(tmp_path), 0.0)
+    store = launched._agent.store = dist.HashStore()
+    here = replace(Sign.here(), listens=True)
+
+    def look(**signs: Sign) -> None:
+        for rank, sign in enumerate(signs.values()):
+            store.set(sign_key(rank), json.dumps(asdict(sign)))
+        launched._look(1.0)
+        assert launched._hangs is not None
+        launched._ask_for_stacks(*launched._hangs, launched._hangs[1])
+
+    launched._silence.longest({1: here}, 0.0)
+    look(first=here, second=here)
+    hangs = first_failure(store)
+    assert hangs is not None and (hangs.rank, hangs.how) == (1, How.HANGS)
+    assert asked == [] and launched._asked_for_stacks is None
+    look(first=replace(here, stacks=True), second=here)
+    assert asked == [1] and launched._asked_for_stacks is not None

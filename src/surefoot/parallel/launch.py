@@ -39,7 +39,9 @@ from surefoot.parallel.join import RUN_ID_PREFIX, launchers_store
 from surefoot.parallel.lookout import (
     LOOK_SECONDS,
     LOOKS_PER_DEADLINE,
+    STACKS_SECONDS,
     Silence,
+    all_have_written,
     ask_for_stacks,
     read_signs,
     silent_failure,
@@ -51,7 +53,7 @@ SHELL_CODE_OF_SIGNAL = 128
 ENDING_SECONDS = 5.0
 """How long the other ranks may take to leave after the first failure; torch would wait for 30."""
 HANG_ENDING_SECONDS = 2.0
-"""The same where one of them hangs."""
+"""The same where one of them hangs, and has been asked for its stacks."""
 ECHO_SECONDS = 0.5
 """Signals that come so soon after the first one are the same request."""
 GONE_SECONDS = 1.0
@@ -182,7 +184,10 @@ class _Launch:
         self._second: tuple[int, float] | None = None
         """The signal that asked again, and when."""
         self._silence = Silence()
-        self._hangs_since: float | None = None
+        self._hangs: tuple[int, float] | None = None
+        """The rank that hangs, as was seen here, and when."""
+        self._asked_for_stacks: float | None = None
+        """When that rank was."""
         self._looked = time.monotonic()
 
     def run(self) -> Launched:
@@ -239,11 +244,14 @@ class _Launch:
             # A time in which this process was stopped itself is held against nobody.
             with suppress(dist.DistError, RuntimeError):
                 self._look(min(seconds, 2 * LOOK_SECONDS))
+        if self._hangs is not None and self._asked_for_stacks is None:
+            with suppress(dist.DistError, RuntimeError):
+                self._ask_for_stacks(*self._hangs, now)
 
     def _is_overdue(self, now: float) -> bool:
         """Whether ranks are left that should have left by now."""
         looks_since = self._agent.looks_since
-        hang_since = self._hangs_since
+        hang_since = self._asked_for_stacks
         if looks_since is not None and now - looks_since > HANG_ENDING_SECONDS:
             said = self._said()
             if said is not None and said.how is How.HANGS:
@@ -266,9 +274,16 @@ class _Launch:
         assert store is not None
         signs = {r: s for r, s in read_signs(store, ranks).items() if not _has_ended(s.pid)}
         rank, silent = self._silence.longest(signs, seconds)
-        if silent > self._deadline and self._hangs_since is None:
-            self._hangs_since = time.monotonic()
+        if silent > self._deadline and self._hangs is None:
+            self._hangs = rank, time.monotonic()
             claim(store, silent_failure(rank, signs[rank], silent, LAUNCHER, True))
+
+    def _ask_for_stacks(self, rank: int, since: float, now: float) -> None:
+        """After the others have written theirs: what was stopped wakes up, and they may end."""
+        store, ranks = self._agent.store, range(self._spec.local_world_size)
+        assert store is not None
+        if now - since > STACKS_SECONDS or all_have_written(store, ranks, rank):
+            self._asked_for_stacks = now
             ask_for_stacks(store, rank)
 
     def _kill(self) -> bool:

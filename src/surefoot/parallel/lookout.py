@@ -34,6 +34,10 @@ LOOK_SECONDS = 0.5
 LOOKS_PER_DEADLINE = 8
 LEAVE_SECONDS = 2.0
 """The main thread of a rank that hears of a loss may leave by itself for so long."""
+STACKS_SECONDS = 1.5
+"""Whoever leaves after a hang, or wakes up what hangs, waits for so long until all have heard of it
+and written down their stacks: what they wait for would end with it."""
+STACKS_POLL_SECONDS = 0.05
 BACKSTOP = 2
 """Collectives give up by themselves after so many deadlines, should nobody have looked."""
 
@@ -51,6 +55,8 @@ class Sign:
     doing: str = ""
     listens: bool = False
     """Whether `ASK_SIGNAL` makes it write down its stacks."""
+    stacks: bool = False
+    """It has written them down, after a loss."""
     left: bool = False
     """It has come to its end."""
     calls: Mapping[str, int] = field(default_factory=dict)
@@ -97,6 +103,12 @@ def read_signs(store: dist.Store, ranks: Sequence[int]) -> dict[int, Sign]:
     there = [rank for rank in ranks if store.check([sign_key(rank)])]
     texts = store.multi_get([sign_key(rank) for rank in there]) if there else []
     return {rank: Sign(**json.loads(text)) for rank, text in zip(there, texts, strict=True)}
+
+
+def all_have_written(store: dist.Store, ranks: Sequence[int], hanging: int) -> bool:
+    """Whether the stacks of all are written, that train and do not hang."""
+    signs = read_signs(store, ranks)
+    return all(s.stacks or s.left or not s.listens for r, s in signs.items() if r != hanging)
 
 
 class Silence:
@@ -147,7 +159,7 @@ class Lookout:
     """The thread that shows and looks, for one rank.
 
     Args:
-        store: shared by all; this thread alone uses it.
+        store: shared by all; no other thread waits for an answer of it.
         rank: of this process.
         size: how many ranks there are.
         deadline_seconds: longest wait for another rank.
@@ -177,7 +189,7 @@ class Lookout:
         self._attachments = 0
         self.any_asked = False
         """Whether a rank of the training has been asked to stop, as was heard last."""
-        self._sign = Sign.here()
+        self._sign, self._showing = Sign.here(), threading.Lock()
         self._near: dict[int, Sign] | None = None
         """The other ranks on this machine, once each has given a sign."""
         self._silence = Silence()
@@ -211,6 +223,20 @@ class Lookout:
             self._tell(failure)
         return counts
 
+    def write_stacks_of_all(self, store: dist.Store, failure: Failure) -> None:
+        """The same as `write_stacks`, for who then leaves by itself; the others come first.
+
+        Args:
+            store: that of the calling thread.
+        """
+        self.write_stacks(failure)
+        until = time.monotonic() + STACKS_SECONDS
+        others = [rank for rank in range(self._size) if rank != self.rank]
+        while failure.how is How.HANGS and not all_have_written(store, others, failure.rank):
+            if time.monotonic() > until:
+                return
+            time.sleep(STACKS_POLL_SECONDS)
+
     def write_stacks(self, failure: Failure) -> None:
         """Writes down where this rank is, once, where the stacks of all may tell what happened."""
         with self._writing:
@@ -230,8 +256,7 @@ class Lookout:
             self._thread.join(LEAVE_SECONDS)
         if not self._thread.is_alive():
             with suppress(dist.DistError, RuntimeError):
-                self._sign = replace(self._sign, left=True)
-                self._show()
+                self._show(left=True)
 
     def wait_at_most(self, seconds: float) -> None:
         """Sets the deadline, also of the collectives of torch."""
@@ -245,6 +270,9 @@ class Lookout:
         self._attachments += 1
         self.any_asked = False
         self._attachment = attachment
+        # At once: a rank may hang from its first step on.
+        with suppress(dist.DistError, RuntimeError):
+            self._show()
         try:
             yield
         finally:
@@ -275,10 +303,7 @@ class Lookout:
         calls = self._calls()
         self._stalled = self._stalled + seconds if calls == self._sign.calls else 0.0
         doing = self._attachment.doing() if self._attachment is not None else ""
-        self._sign = replace(
-            self._sign, calls=calls, doing=doing, listens=self._attachment is not None
-        )
-        self._show()
+        self._show(calls=calls, doing=doing)
         self._pass_on_what_is_asked()
         self.failure = first_failure(self._store)
         for found in self._look_around(seconds):
@@ -346,9 +371,12 @@ class Lookout:
                     dist.distributed_c10d._set_pg_timeout(limit, group)
         return calls
 
-    def _show(self) -> None:
-        self._sign = replace(self._sign, count=self._sign.count + 1)
-        self._store.set(sign_key(self.rank), json.dumps(asdict(self._sign)))
+    def _show(self, **news: Any) -> None:
+        with self._showing:
+            listens, count = self._attachment is not None, self._sign.count + 1
+            news = {"listens": listens, "stacks": self._has_written, "count": count, **news}
+            self._sign = replace(self._sign, **news)
+            self._store.set(sign_key(self.rank), json.dumps(asdict(self._sign)))
 
     def _watch_store(self) -> None:
         """Ends this process where the store does not answer: nothing can be said through it."""
@@ -377,12 +405,14 @@ class Lookout:
     def _leave(self, failure: Failure) -> None:
         attachment = self._attachment
         self.write_stacks(failure)
+        self._show()
         # A main thread that can leaves by itself: it meets the same failure.
         left = self._away.wait(LEAVE_SECONDS)
         near = self._near_ranks()
         asks = min((rank for rank in (*near, self.rank) if rank != failure.rank), default=-1)
         if failure.how is How.HANGS and failure.rank in near and asks == self.rank:
             # Last, since it wakes up a process that was stopped.
+            self.write_stacks_of_all(self._store, failure)
             ask_for_stacks(self._store, failure.rank)
         if not left:
             self._record_and_end(failure, attachment)

@@ -115,7 +115,7 @@ class StoreRanks:
         while not self._store.check(keys):
             if (failure := first_failure(self._store)) is not None:
                 if (watch := lookout.current()) is not None:
-                    watch.write_stacks(failure)
+                    watch.write_stacks_of_all(self._store, failure)
                 raise failure.error(f"{what}, seen by rank {self.rank}")
             if time.monotonic() > until:
                 missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
@@ -123,9 +123,11 @@ class StoreRanks:
                     said = f"{named(missing)} did not answer within {self._deadline_seconds:g} s"
                     place = f"{what}, seen by rank {self.rank}"
                     failure = Failure(missing[0], How.HANGS, self.rank, said, place)
-                    watch = lookout.current()
-                    accuse = claim if watch is None else watch.accuse
-                    raise accuse(self._store, failure).error(place)
+                    if (watch := lookout.current()) is None:
+                        raise claim(self._store, failure).error(place)
+                    failure = watch.accuse(self._store, failure)
+                    watch.write_stacks_of_all(self._store, failure)
+                    raise failure.error(place)
             time.sleep(pause)
             pause = min(2 * pause, MAX_POLL_SECONDS)
 
