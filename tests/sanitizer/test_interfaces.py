@@ -249,6 +249,7 @@ def test_a_known_finding_does_not_fail_the_command(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LOOP)
     first = command("--baseline", "known.json", "train.py", folder=tmp_path)
     assert (first.returncode, (tmp_path / "known.json").exists()) == (0, True)
+    (tmp_path / "train.py").write_text("# one line more\n" + LOOP)
     again = command("--baseline", "known.json", "train.py", folder=tmp_path)
     assert (again.returncode, "1 known from the baseline" in again.stdout) == (0, True)
     (tmp_path / "train.py").write_text(LOOP.replace("(), 0.1)", "(), 0.2)"))

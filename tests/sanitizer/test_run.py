@@ -10,7 +10,6 @@ import pytest
 
 from surefoot.cli.main import run as command
 from surefoot.core.errors import RequestError
-from surefoot.sanitizer import output
 from surefoot.sanitizer.request import Request
 from surefoot.sanitizer.rules import all_rules
 from surefoot.sanitizer.supervise import Result, audit
@@ -21,18 +20,17 @@ from torch import nn
 torch.manual_seed(0)
 model = nn.Linear(3, 1)
 opt = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range({steps}):
+for step in range(6):
     opt.zero_grad()
     model(torch.randn(4, 3)).mean().backward()
     opt.step()
     nn.utils.clip_grad_norm_(model.parameters(), 0.1){comment}
-{end}
 """
 
 
-def write(folder: Path, steps: int = 6, comment: str = "", end: str = "") -> Path:
+def write(folder: Path, comment: str = "") -> Path:
     script = folder / "loop.py"
-    script.write_text(LOOP.format(steps=steps, comment=comment, end=end))
+    script.write_text(LOOP.format(comment=comment))
     return script
 
 
@@ -40,45 +38,12 @@ def audited(script: Path, **options: object) -> Result:
     return audit(Request(str(script), **options))  # type: ignore[arg-type]
 
 
-def test_finding_names_the_line_of_the_script(tmp_path: Path) -> None:
-    script = write(tmp_path)
-    (finding,) = audited(script).findings
-    assert (finding.code, finding.file, finding.line) == ("SF101", str(script), 11)
-    assert finding.evidence["step_line"] == 10
-
-
-@pytest.mark.parametrize(
-    ("end", "code", "outcome"),
-    [
-        ("", 0, "completed"),
-        ("sys.exit(0)", 0, "completed"),
-        ("sys.exit(7)", 7, "crashed"),
-        ("sys.exit('no')", 1, "crashed"),
-        ("raise ValueError('x')", 1, "crashed"),
-        ("raise KeyboardInterrupt", 130, "interrupted"),
-    ],
-)
-def test_exit_code_is_passed_on_and_findings_are_kept(
-    tmp_path: Path, end: str, code: int, outcome: str
-) -> None:
-    result = audited(write(tmp_path, end=end))
-    assert (result.exit_code, result.outcome) == (code, outcome)
-    assert [finding.slug for finding in result.findings] == ["clip-after-step"]
-
-
-def test_steps_ends_the_script(tmp_path: Path) -> None:
-    result = audited(write(tmp_path, steps=10**9), max_updates=5)
-    assert (result.outcome, result.updates, result.exit_code) == ("stopped", 5, 0)
-
-
 def test_a_comment_on_the_line_silences_its_code_only(tmp_path: Path) -> None:
-    on_purpose = write(tmp_path, comment="  # surefoot: ignore[SF101] to see the norm")
-    assert audited(on_purpose).findings == []
-    other = write(tmp_path, comment="  # surefoot: ignore[SF102] another rule")
-    import linecache
-
-    linecache.clearcache()
-    assert len(audited(other).findings) == 1
+    clip = "    nn.utils.clip_grad_norm_(model.parameters(), 0.1)"
+    other = f"{clip}  # surefoot: ignore[SF102] another rule\n"
+    script = write(tmp_path, comment=f"  # surefoot: ignore[SF101] to see the norm\n{other}")
+    (finding,) = audited(script).findings
+    assert (finding.code, finding.line) == ("SF101", 12)
 
 
 def test_there_is_no_such_script(tmp_path: Path) -> None:
@@ -92,21 +57,16 @@ def test_command_fails_on_a_proof_and_writes_every_format(tmp_path: Path) -> Non
     assert command(["audit", *map(str, options), str(write(tmp_path))]) == 1
     facts = json.loads(names["json"].read_text())
     keys = {"code", "slug", "severity", "certainty", "file", "line", "evidence", "fix"}
-    assert keys <= set(facts["findings"][0])
+    (finding,) = facts["findings"]
+    assert keys <= set(finding)
+    assert (finding["file"], finding["line"]) == (str(tmp_path / "loop.py"), 11)
+    assert finding["evidence"]["step_line"] == 10
     sarif = json.loads(names["sarif"].read_text())
     assert sarif["version"] == "2.1.0"
     assert sarif["runs"][0]["results"][0]["ruleId"] == "SF101"
     assert len(sarif["runs"][0]["tool"]["driver"]["rules"]) == len(all_rules())
     (suite,) = ElementTree.fromstring(names["xml"].read_text())
     assert suite.get("failures") == "1"
-
-
-def test_a_baseline_silences_what_was_there(tmp_path: Path) -> None:
-    baseline, script = tmp_path / "known.json", write(tmp_path)
-    findings = audited(script).findings
-    assert output.without_baseline(findings, baseline) == ([], 1)
-    script.write_text("# one line more\n" + script.read_text())
-    assert output.without_baseline(audited(script).findings, baseline) == ([], 1)
 
 
 def test_two_ranks_are_merged(tmp_path: Path) -> None:
