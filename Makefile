@@ -11,7 +11,8 @@ VENV ?= .venv
 PINNED_TORCH := $(shell cat constraints.txt)
 TORCH ?= $(PINNED_TORCH)
 BIN := $(VENV)/bin
-JOBS ?= 2
+# One more than two cores: many tests wait for a process.
+JOBS ?= 3
 
 ifeq ($(TORCH),system)
   VENV_FLAGS := --system-site-packages
