@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from surefoot.core.errors import CheckpointError, MissingDataError, RequestError
 from surefoot.models.gpt import GPT, GPTConfig
+from surefoot.optim.ema import NoAverage, WeightEma
 from surefoot.state.checkpoint import write_checkpoint
 from surefoot.state.foreign import Imported, import_weights
 from surefoot.state.interop import export_weights
@@ -110,6 +111,28 @@ def test_a_plain_state_dict(tmp_path: Path) -> None:
         export_weights(tmp_path, tmp_path / "out")
     with pytest.raises(MissingDataError):
         export_weights(tmp_path / "out", tmp_path / "more")
+
+
+def test_the_average_of_the_weights_leaves_too(tmp_path: Path) -> None:
+    model = random_gpt(GPTConfig.gpt2(**SHAPE))  # Tied: one tensor of two names.
+    ema = WeightEma(model, decay=0.5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    ema.update(lambda: torch.tensor(True))
+    parts = {"model": model.state_dict(), "progress": {"step": 7}}
+    about = {"architecture": None, "data": {}}
+    for name, average in (("with", ema), ("without", NoAverage())):
+        state = split_tree({**parts, "average": average.state_dict()})
+        write_checkpoint(tmp_path / name / "checkpoints", 7, state, about)
+    made = export_weights(tmp_path / "with", tmp_path / "out", which="ema")
+    assert made.weights == "ema"
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    with ema.swapped(model):
+        assert found.keys() == model.state_dict().keys()
+        assert all(found[name].equal(tensor) for name, tensor in model.state_dict().items())
+    with pytest.raises(RequestError, match="kept no average"):
+        export_weights(tmp_path / "without", tmp_path / "no", which="ema")
 
 
 def brought(source: Path, tmp_path: Path) -> tuple[Imported, dict[str, Tensor]]:

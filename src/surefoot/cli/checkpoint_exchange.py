@@ -11,6 +11,7 @@ from surefoot.cli.session import DebugOption, JsonOption, Session
 from surefoot.core.errors import EXIT_DONE, RequestError
 
 FORMATS = ("transformers", "safetensors", "pt")
+WEIGHTS = ("raw", "ema")
 MOST_LISTED = 8
 
 
@@ -29,6 +30,9 @@ def export(
             help="Default: transformers where the model has a twin there, else safetensors.",
         ),
     ] = None,
+    weights: Annotated[
+        str, typer.Option(metavar="|".join(WEIGHTS), help="As trained, or their average.")
+    ] = "raw",
     json_file: JsonOption = None,
     debug: DebugOption = False,
 ) -> int:
@@ -40,9 +44,17 @@ def export(
         raise RequestError(
             f"there is no format {format_!r}", where="--format", rule=f"one of {', '.join(FORMATS)}"
         )
-    made = export_weights(path, out, format_)  # type: ignore[arg-type]
+    if weights not in WEIGHTS:
+        raise RequestError(
+            f"there are no weights {weights!r}",
+            where="--weights",
+            rule=f"one of {', '.join(WEIGHTS)}",
+        )
+    made = export_weights(path, out, format_, which=weights)  # type: ignore[arg-type]
     session.answer({"exit_code": EXIT_DONE, **vars(made)})
-    session.say(f"{made.folder}: step {made.step}, {made.tensors} tensors as {made.format}")
+    session.say(
+        f"{made.folder}: step {made.step}, {made.tensors} tensors ({made.weights}) as {made.format}"
+    )
     session.say(f"  {', '.join(made.files)}", style="dim")
     if made.note:
         session.say(f"note: {made.note}", style="dim")

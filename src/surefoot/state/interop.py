@@ -22,11 +22,12 @@ from surefoot.models.gpt import GPTConfig
 from surefoot.state.checkpoint import newest_whole, read_checkpoint
 from surefoot.state.gpt_names import to_transformers
 from surefoot.state.manifest import MANIFEST_NAME, Manifest
-from surefoot.state.run_state import weights_of
+from surefoot.state.run_state import averaged_weights_of, weights_of
 from surefoot.state.tree import Snapshot
 from surefoot.state.weights import CHECKPOINTS_NAME
 
 ExportFormat = Literal["transformers", "safetensors", "pt"]
+ExportedWeights = Literal["raw", "ema"]
 SUMS_NAME = "SHA256SUMS"
 
 
@@ -39,23 +40,32 @@ class Exported:
     step: int
     files: tuple[str, ...]
     tensors: int
+    weights: ExportedWeights
     note: str = ""
 
 
-def export_weights(source: Path, folder: Path, wanted: ExportFormat | None = None) -> Exported:
+def export_weights(
+    source: Path,
+    folder: Path,
+    wanted: ExportFormat | None = None,
+    *,
+    which: ExportedWeights = "raw",
+) -> Exported:
     """Writes the weights of a run or checkpoint into a new folder.
 
     Args:
         source: a run folder (its newest whole checkpoint) or a checkpoint.
         wanted: None takes `transformers` where the model has a twin there, else `safetensors`.
+        which: the trained weights, or their average where the run kept one.
 
     Raises:
         MissingDataError: there is no checkpoint at `source`.
         CheckpointError: it is damaged.
-        RequestError: the folder exists, or the model has no twin in transformers.
+        RequestError: the folder exists, the model has no twin in transformers, or there is no
+            average.
     """
     manifest, snapshot = _read(source)
-    weights = _separate(weights_of(snapshot))
+    weights = _separate(averaged_weights_of(snapshot) if which == "ema" else weights_of(snapshot))
     architecture = manifest.about.get("architecture")
     twin = None
     if wanted in (None, "transformers"):
@@ -104,7 +114,8 @@ def export_weights(source: Path, folder: Path, wanted: ExportFormat | None = Non
         raise CheckpointError(
             f"the export could not be written: {error.strerror or error}", where=str(folder)
         ) from error
-    return Exported(folder, chosen, manifest.step, (*sums, SUMS_NAME), len(weights), note)
+    files = (*sums, SUMS_NAME)
+    return Exported(folder, chosen, manifest.step, files, len(weights), which, note)
 
 
 def _read(source: Path) -> tuple[Manifest, Snapshot]:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from surefoot.core.errors import CheckpointError, ModelError
+from surefoot.core.errors import CheckpointError, ModelError, RequestError
 from surefoot.data.order import START, Cursor
 from surefoot.data.sources.stream import StreamCursor
 from surefoot.numerics.determinism import capture_rng, restore_rng
@@ -225,6 +225,35 @@ def weights_of(snapshot: Snapshot) -> dict[str, Any]:
     """
     with naming_state():
         return dict(join_tree(snapshot)["model"])
+
+
+def averaged_weights_of(snapshot: Snapshot) -> dict[str, Any]:
+    """The model's state with the averaged weights in place of the trained ones, by name.
+
+    Buffers and frozen weights are the model's own; number types too.
+
+    Raises:
+        RequestError: the run kept no average.
+        CheckpointError: the snapshot holds no model.
+    """
+    weights = weights_of(snapshot)
+    with naming_state():
+        average = join_tree(snapshot)["average"]
+        if average["kind"] == "none":
+            raise RequestError(
+                "the run kept no average of its weights",
+                where="average",
+                rule="`ema.kind=on` keeps one",
+                remedy="take the raw weights",
+            )
+        # A tied tensor is averaged once and has several names.
+        averages = {weights[name].data_ptr(): mean for name, mean in average["weights"].items()}
+        return {
+            name: averages[tensor.data_ptr()].to(tensor.dtype)
+            if tensor.data_ptr() in averages
+            else tensor
+            for name, tensor in weights.items()
+        }
 
 
 @contextmanager
