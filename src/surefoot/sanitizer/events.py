@@ -212,6 +212,15 @@ class SubmoduleFirstCalled(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterShared(Event):
+    """A parameter that one module has was given to a second one."""
+
+    tensor: torch.Tensor
+    holders: tuple[tuple[nn.Module, str], tuple[nn.Module, str]]
+    """Each module, and its name for the parameter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchNormCalled(Event):
     """A BatchNorm layer in train mode is about to run."""
 

@@ -272,6 +272,13 @@ class Trace:
             self.roots.append(weakref.ref(module))
             self._learn_names(module)
 
+    def learn_names(self) -> None:
+        """Names what joined the outermost modules since they were first seen."""
+        for root in self.roots:
+            module = root()
+            if module is not None:
+                self._learn_names(module)
+
     def _learn_names(self, module: nn.Module) -> None:
         for prefix, child in module.named_modules():
             for name, tensor in child._parameters.items():
@@ -323,6 +330,11 @@ class Trace:
             return True
         return False
 
+    def look_closer(self) -> None:
+        """Something changed: worth a look at the next few graphs."""
+        if self.walks < MOST_WALKS:
+            self.extra_walks = EXTRA_WALKS
+
     def record_backward(
         self, site: Site, changed: Sequence[ParameterState], terms: Any, graph_uses: int
     ) -> list[OptimizerState]:
@@ -349,10 +361,10 @@ class Trace:
                 if len(optimizer.window) < WINDOW_LIMIT:
                     optimizer.window.append(record)
                 fed.append(optimizer)
-        keys_fed = tuple(optimizer.key for optimizer in fed)
-        if keys_fed != self._last_fed and self.walks < MOST_WALKS:
-            # The loop does something new: worth a look at the next few graphs.
-            self.extra_walks = EXTRA_WALKS
+        keys_fed = (len(changed), *(optimizer.key for optimizer in fed))
+        if keys_fed != self._last_fed:
+            # The loop does something new.
+            self.look_closer()
         self._last_fed = keys_fed
         if fed and loader is not None:
             loader.backwards += 1

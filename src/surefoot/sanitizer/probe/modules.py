@@ -128,6 +128,14 @@ def attach(patches: Patches) -> None:
             calls.autocast = self.fast_dtype
         return original(self)
 
+    owners: dict[int, tuple[weakref.ref[torch.Tensor], weakref.ref[nn.Module], str]] = {}
+
+    def register(original: Any, self: nn.Module, name: str, param: Any) -> None:
+        original(self, name, param)
+        if param is not None:
+            trace.safely(_registered, trace, owners, self, name, param)
+
+    patches.around(nn.Module, "register_parameter", register)
     patches.around(nn.Module, "__call__", call)
     patches.around(torch.autocast, "__enter__", enter)
     patches.around(nn.Module, "train", train)
@@ -136,6 +144,30 @@ def attach(patches: Patches) -> None:
     patches.around(functional, "scaled_dot_product_attention", _attention(calls))
     patches.around(functional, "embedding", _embedding(calls))
     _attach_update_bn(patches)
+
+
+def _registered(
+    trace: Trace,
+    owners: dict[int, tuple[weakref.ref[torch.Tensor], weakref.ref[nn.Module], str]],
+    module: nn.Module,
+    name: str,
+    tensor: torch.Tensor,
+) -> None:
+    trace.look_closer()
+    entry = owners.get(id(tensor))
+    first = entry[1]() if entry is not None and entry[0]() is tensor else None
+    if entry is None or first is None:
+        if len(owners) < MODULES_KEPT:
+            owners[id(tensor)] = weakref.ref(tensor), weakref.ref(module), name
+    elif first is not module and trace.wants(ev.ParameterShared):
+        trace.emit(
+            ev.ParameterShared(
+                seq=trace.tick(),
+                site=user_site(3),
+                tensor=tensor,
+                holders=((first, entry[2]), (module, name)),
+            )
+        )
 
 
 def _outermost(calls: Calls, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:

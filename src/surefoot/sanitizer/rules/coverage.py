@@ -132,6 +132,12 @@ def some_values(tensor: torch.Tensor) -> tuple[float, ...]:
     return tuple(sample)
 
 
+def sample_of(tensor: torch.Tensor, most: int = 512) -> torch.Tensor:
+    """A copy of at most that many of its values, spread evenly."""
+    flat = tensor.detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // most)][:most].clone()
+
+
 def listed(names: list[str], most: int = 6) -> str:
     """The first few names, and how many more."""
     more = f" and {len(names) - most} more" if len(names) > most else ""

@@ -10,13 +10,15 @@ import torch
 from surefoot.core.finding import Certainty, Finding
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.rules.base import Rule, RuleInfo, share
-from surefoot.sanitizer.rules.coverage import listed
-from surefoot.sanitizer.state import ParameterState
+from surefoot.sanitizer.rules.coverage import listed, sample_of
+from surefoot.sanitizer.rules.frozen_rows import FrozenRows, is_hooked
+from surefoot.sanitizer.state import OptimizerState, ParameterState
 from surefoot.sanitizer.trace import Trace
 
 SAMPLE = 256
 MOST_PARAMETERS = 64
 LEAST = 3
+LEAST_OF_ROWS = 6
 
 
 class FrozenDecayed(Rule):
@@ -27,8 +29,9 @@ class FrozenDecayed(Rule):
         slug="frozen-decayed",
         certainty=Certainty.STRONG,
         title="Parameters that were frozen by zeroing their gradients are still changed.",
-        observes="Parameters whose gradient buffer is there but zero at the step, while others of"
-        " the optimizer have gradients, and whose values the step changes. A hint where they were"
+        observes="Parameters whose gradient buffer is there but was set to zero, by hand or by a"
+        " hook, while others of the optimizer have gradients, and whose values the step changes;"
+        " rows of a weight whose gradients are zeroed so at every step. A hint where they were"
         " trained before (momentum).",
         why="An optimizer decays and carries momentum also where the gradient is zero: what was"
         " meant to be frozen shrinks at every step.",
@@ -44,19 +47,24 @@ class FrozenDecayed(Rule):
         self.fed: set[int] = set()
         self.names: dict[int, str] = {}
         self.steps: dict[int, int] = defaultdict(int)
+        self.rows = FrozenRows(trace)
+        self.on_embedding_called = self.rows.on_embedding_called
+        self.on_backward_end = self.rows.on_backward_end
 
     def on_step_begin(self, event: ev.StepBegin) -> None:
         optimizer = event.optimizer
         if event.closure or event.inside_backward:
             return
+        self.rows.before_step(optimizer)
         zeroed, fed = [], False
         for state in optimizer.parameters:
-            if state.contributions > state.used:
+            by_hook = state.contributions > state.used and _is_zeroed_by_hook(state)
+            if state.contributions > state.used and not by_hook:
                 fed = True
                 self.fed.add(state.key)
                 # A gradient that is zero by chance now and then freezes nothing.
                 self.moved.pop(state.key, None)
-            elif state.grad_id and not state.contributions and not state.unknown:
+            elif by_hook or (state.grad_id and not state.contributions and not state.unknown):
                 zeroed.append(state)
         if not fed or not zeroed or len(self.moved) > 10_000:
             return
@@ -64,27 +72,29 @@ class FrozenDecayed(Rule):
         for state in zeroed[:MOST_PARAMETERS]:
             tensor = state.ref()
             if tensor is not None and tensor.device.type == "cpu":
-                kept.append((state, _sample(tensor)))
+                kept.append((state, sample_of(tensor, SAMPLE)))
         self.before[optimizer.key] = kept
 
     def on_step_end(self, event: ev.StepEnd) -> None:
+        self.rows.after_step(event.optimizer)
         kept = self.before.pop(event.optimizer.key, None)
         if kept is None:
             return
         self.steps[event.optimizer.key] += 1
         for state, values in kept:
             tensor = state.ref()
-            if tensor is not None and not torch.equal(values, _sample(tensor)):
+            if tensor is not None and not torch.equal(values, sample_of(tensor, SAMPLE)):
                 self.moved[state.key] += 1
                 self.names[state.key] = self.trace.name(tensor)
 
     def findings(self) -> Iterable[Finding]:
-        for optimizer in self.trace.optimizers:
+        for optimizer in (o for o in self.trace.optimizers if o.steps):
             moved = [
                 s
                 for s in optimizer.parameters
                 if self.moved.get(s.key, 0) >= max(1, min(LEAST, optimizer.steps))
             ]
+            yield from self._of_rows(optimizer)
             never = [s for s in moved if s.key not in self.fed]
             chosen = never or moved
             if not chosen:
@@ -106,7 +116,25 @@ class FrozenDecayed(Rule):
                 },
             )
 
+    def _of_rows(self, optimizer: OptimizerState) -> Iterable[Finding]:
+        for rows in self.rows.known.values():
+            if rows.optimizer != optimizer.key or rows.zeroed is None:
+                continue
+            count = int(rows.zeroed.sum())
+            if not count or rows.moved < max(1, min(LEAST_OF_ROWS, rows.steps)):
+                continue
+            yield self.report(
+                f"{count} rows of {rows.name} had their gradients zeroed in all of {rows.steps}"
+                f" steps that were looked at, and {optimizer.kind} changed them in {rows.moved}.",
+                optimizer.last_step_site,
+                evidence={"rows": count, "steps": rows.steps, "changed": rows.moved},
+                fix="Put the rows back after each step, or keep them in a parameter of their own.",
+            )
 
-def _sample(tensor: torch.Tensor) -> torch.Tensor:
-    flat = tensor.detach().reshape(-1)
-    return flat[:: max(1, flat.numel() // SAMPLE)][:SAMPLE].clone()
+
+def _is_zeroed_by_hook(state: ParameterState) -> bool:
+    tensor = state.ref()
+    if tensor is None or tensor.grad is None or not is_hooked(tensor):
+        return False
+    readable = tensor.device.type == "cpu" and not tensor.grad.is_sparse
+    return readable and not bool(tensor.grad.any())

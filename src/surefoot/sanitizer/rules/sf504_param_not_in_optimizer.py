@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -69,6 +69,7 @@ class ParamNotInOptimizer(Rule):
             isinstance(leaf, torch.nn.Parameter) and self.trace.parameters.find(leaf) is None
             for leaf in event.leaves
         )
+        self._look_for_new(event.leaves)
         for tensor in event.leaves:
             leaf = self.leaves.find(tensor)
             if leaf is None:
@@ -100,6 +101,13 @@ class ParamNotInOptimizer(Rule):
                 for parameter in of_module(module):
                     if len(self.root_of) < MOST_PARAMETERS:
                         self.root_of[id(parameter)] = key
+
+    def _look_for_new(self, leaves: Sequence[torch.Tensor]) -> None:
+        # A layer that joined a trained model is part of it.
+        found = map(self.leaves.find, leaves)
+        if self.partly and any(leaf is not None and leaf.seen == 1 for leaf in found):
+            self.trace.learn_names()
+            self._find_partly_trained()
 
     def _find_partly_trained(self) -> None:
         # Which models are trained at all: their other parameters are missing, not fixed.

@@ -8,6 +8,9 @@ from collections.abc import Iterable
 from surefoot.core.finding import Certainty, Finding
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.rules.base import Rule, RuleInfo
+from surefoot.sanitizer.rules.coverage import listed
+from surefoot.sanitizer.rules.replaced import Replaced, Replacements
+from surefoot.sanitizer.state import OptimizerState
 from surefoot.sanitizer.trace import Trace
 
 LEAST = 2
@@ -23,7 +26,9 @@ class OptimizerStaleParams(Rule):
         certainty=Certainty.PROOF,
         title="The optimizer steps parameters of another model object than the one in use.",
         observes="An optimizer none of whose parameters occur in the graph of the loss, while the"
-        " graph has leaves of the same shapes that no optimizer holds. Quiet for staged training.",
+        " graph has leaves of the same shapes that no optimizer holds; or one some of whose"
+        " parameters belong to no model any more, while others took their place that no optimizer"
+        " holds and nothing changes (a layer that was replaced). Quiet for staged training.",
         why="The model in use is not trained at all; the optimizer moves tensors that nobody"
         " reads.",
         example="optimizer = Adam(model.parameters())\nmodel = copy.deepcopy(best_model)",
@@ -34,37 +39,38 @@ class OptimizerStaleParams(Rule):
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace)
         self.stale: dict[int, list[int]] = defaultdict(list)
-        self.steps_before: dict[int, int] = {}
-        self.stepped: dict[int, int] = {}
+        self.replaced = Replacements(trace)
 
     def on_backward_begin(self, event: ev.BackwardBegin) -> None:
         if not event.walk or "step" in self.trace.causes:
             return
         held = [self.trace.parameters.find(leaf) for leaf in event.leaves]
         reached = {state.key for state in held if state is not None}
-        shapes = Counter(
-            tuple(leaf.shape)
-            for leaf, state in zip(event.leaves, held, strict=True)
-            if state is None
-        )
+        strangers = [leaf for leaf, s in zip(event.leaves, held, strict=True) if s is None]
+        shapes = Counter(tuple(leaf.shape) for leaf in strangers)
         for optimizer in self.trace.optimizers:
             if optimizer.ref() is None or not shapes:
                 continue
             if any(state.key in reached for state in optimizer.parameters):
                 self.stale.pop(optimizer.key, None)
+                self.replaced.look(optimizer, reached, strangers)
                 continue
             if any(state.unknown for state in optimizer.parameters):
                 # Its gradients are put there by hand: master weights.
                 continue
             mine = Counter(state.shape for state in optimizer.parameters)
             common = (mine & shapes).total()
-            if common >= SAME * mine.total() and mine.total() >= 2:
-                self.steps_before.setdefault(optimizer.key, optimizer.steps)
-                if len(self.stale[optimizer.key]) < 1000:
-                    self.stale[optimizer.key].append(optimizer.steps)
+            stale = self.stale[optimizer.key]
+            if common >= SAME * mine.total() and mine.total() >= 2 and len(stale) < 1000:
+                stale.append(optimizer.steps)
 
     def findings(self) -> Iterable[Finding]:
         for optimizer in self.trace.optimizers:
+            found = self.replaced.seen.get(optimizer.key)
+            if found is not None and found.looks >= LEAST:
+                steps = optimizer.steps - found.first
+                if steps >= LEAST:
+                    yield self._of_replaced(optimizer, found, steps)
             looks = self.stale.get(optimizer.key, [])
             since = optimizer.steps - looks[0] if looks else 0
             if len(looks) < LEAST or since < LEAST:
@@ -76,3 +82,14 @@ class OptimizerStaleParams(Rule):
                 optimizer.site,
                 evidence={"steps": since, "parameters": len(optimizer.parameters)},
             )
+
+    def _of_replaced(self, optimizer: OptimizerState, found: Replaced, steps: int) -> Finding:
+        return self.report(
+            f"{optimizer} holds {found.old} parameters that no model has any more; those that took"
+            f" their place are in no optimizer and stayed as they were over {steps} steps:"
+            f" {listed(found.names)}.",
+            optimizer.site,
+            evidence={"steps": steps, "gone": found.old, "in_use": found.names[:20]},
+            fix="Add the new parameters with optimizer.add_param_group, or make the optimizer anew"
+            " after the model was changed.",
+        )

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
 
 from surefoot.core.finding import Certainty, Finding
 from surefoot.sanitizer import events as ev
+from surefoot.sanitizer import graph
 from surefoot.sanitizer.frames import Site
 from surefoot.sanitizer.rules.base import Rule, RuleInfo
 from surefoot.sanitizer.trace import Trace
 
 LEAST = 3
+MOST_MODELS = 1_000
 MOST_VALUES = 1 << 22
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
 class ParamFrozenByMistake(Rule):
@@ -25,9 +29,10 @@ class ParamFrozenByMistake(Rule):
         slug="param-frozen-by-mistake",
         certainty=Certainty.HEURISTIC,
         title="The output layer looks freshly initialised and is frozen.",
-        observes="The last Linear of a trained model asks for no gradient, its weights fill"
-        " exactly the range of the default initialisation, and ordinary layers before it are"
-        " trained. Quiet where weights were loaded into the model after it was made.",
+        observes="The output layer of a trained model asks for no gradient and was never trained,"
+        " while ordinary layers are; and it came into the model during the run, or its weights fill"
+        " exactly the range of the default initialisation, or its bias is zero. Quiet where weights"
+        " were loaded into it.",
         why="The model must learn through a random, fixed output layer.",
         example="model.head = nn.Linear(512, 10)\n"
         "for p in model.parameters(): p.requires_grad = False\n"
@@ -39,7 +44,10 @@ class ParamFrozenByMistake(Rule):
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace)
         self.loaded: set[int] = set()
-        self.looked: set[int] = set()
+        self.looked: dict[int, tuple[int, int]] = {}
+        """By model: how many updates and optimizers there were when it was looked at."""
+        self.layers: dict[int, set[int]] = {}
+        """By model: keys of the layers that it had at first."""
         self.found: dict[int, tuple[str, str, Site]] = {}
 
     def on_state_restored(self, event: ev.StateRestored) -> None:
@@ -50,22 +58,32 @@ class ParamFrozenByMistake(Rule):
         if not event.grad_enabled or not self.trace.training_began:
             return
         key = self.trace.module_key(event.module)
-        if key in self.looked or len(self.looked) > 1000:
+        now = self.trace.updates, len(self.trace.optimizers)
+        before = self.looked.get(key, (0, 0))
+        # A new optimizer begins a new phase, and a layer may have been replaced for it.
+        if before[0] and now[0] < 2 * before[0] and now[1] == before[1]:
             return
-        self.looked.add(key)
-        layers = [
-            (name, module)
-            for name, module in event.module.named_modules()
-            if isinstance(module, nn.Linear)
-        ]
-        if len(layers) < 1 or not self.trace.is_trained(event.module):
+        if len(self.looked) < MOST_MODELS or key in self.looked:
+            self.looked[key] = now
+            self._look(event, key)
+
+    def _look(self, event: ev.ForwardEnd, key: int) -> None:
+        layers = {n: m for n, m in event.module.named_modules() if isinstance(m, LAYERS)}
+        keys = {self.trace.module_key(layer) for layer in layers.values()}
+        known = self.layers.setdefault(key, keys)
+        if not layers or not self.trace.is_trained(event.module):
             return
-        name, last = layers[-1]
-        if last.weight.requires_grad or self.trace.module_key(last) in self.loaded:
-            return
-        others = [p for p in event.module.parameters() if p.requires_grad and p.dim() > 1]
-        if others and _looks_fresh(last):
-            self.found[key] = name, type(event.module).__name__, event.site
+        for name in _outputs(layers, event.output):
+            layer = layers[name]
+            own = self.trace.module_key(layer)
+            if layer.weight.requires_grad or own in self.loaded:
+                continue
+            state = self.trace.parameters.find(layer.weight)
+            if state is not None and state.backwards:
+                continue
+            others = [p for p in event.module.parameters() if p.requires_grad and p.dim() > 1]
+            if others and (own not in known or _looks_fresh(layer)):
+                self.found[key] = name, type(event.module).__name__, event.site
 
     def findings(self) -> Iterable[Finding]:
         for name, root, site in self.found.values():
@@ -79,11 +97,23 @@ class ParamFrozenByMistake(Rule):
             )
 
 
-def _looks_fresh(layer: nn.Linear) -> bool:
+def _outputs(layers: dict[str, Layer], output: object) -> Iterator[str]:
+    """Names of the layers that may have made the output: the last one, and those of its width."""
+    shape = next((t.shape for t in graph.tensors_in(output) if t.dim() > 1), ())
+    widths = {shape[1], shape[-1]} if shape else set()
+    last = next(reversed(layers))
+    yield last
+    yield from (n for n, layer in layers.items() if layer.weight.shape[0] in widths and n != last)
+
+
+def _looks_fresh(layer: Layer) -> bool:
     weight = layer.weight.detach()
     if weight.device.type != "cpu" or not 16 <= weight.numel() <= MOST_VALUES:
         return False
-    bound = layer.in_features**-0.5
+    # Biases that were trained are not all zero; some ways to initialise set them so.
+    if layer.bias is not None and not bool(layer.bias.any()):
+        return True
+    bound = (weight.numel() // weight.shape[0]) ** -0.5
     highest = float(weight.abs().max())
     spread = float(weight.float().std()) * 3**0.5
     return (

@@ -11,19 +11,22 @@ from surefoot.core.finding import Certainty, Finding
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.frames import NOWHERE
 from surefoot.sanitizer.rules.base import Rule, RuleInfo
+from surefoot.sanitizer.rules.ties import Ties
 from surefoot.sanitizer.trace import Trace
 
 MOST_PARAMETERS = 2_000
 LEAST_VALUES = 24
 LOOKS = 3
+SOME = 0.5
+TRANSPOSED = "each other's transpose"
 
 
 class _Pair:
     def __init__(
-        self, one: torch.Tensor, two: torch.Tensor, transposed: bool, names: tuple[str, str]
+        self, one: torch.Tensor, two: torch.Tensor, how: str, names: tuple[str, str]
     ) -> None:
         self.one, self.two = weakref.ref(one), weakref.ref(two)
-        self.transposed = transposed
+        self.how = how
         self.names = names
         self.difference = 0.0
         self.trained = False
@@ -33,8 +36,9 @@ class _Pair:
         one, two = self.one(), self.two()
         if one is None or two is None:
             return
-        other = two.detach().t() if self.transposed else two.detach()
-        self.difference = float((one.detach() - other).abs().max())
+        other = two.detach().t() if self.how == TRANSPOSED else two.detach()
+        if other.shape == one.shape:
+            self.difference = float((one.detach() - other).abs().max())
         states = [trace.parameters.find(one), trace.parameters.find(two)]
         self.trained = all(state is not None and state.backwards for state in states)
 
@@ -48,7 +52,8 @@ class TiedWeightsBroken(Rule):
         certainty=Certainty.STRONG,
         title="Two weights that start equal are separate parameters and drift apart.",
         observes="Two trained matrices with equal values before the first update, of different"
-        " kinds of layer (embedding and output) or each other's transpose, that differ later."
+        " kinds of layer (embedding and output) or each other's transpose, that differ later; and"
+        " one parameter of two modules, one of which was given another or was replaced."
         " Quiet for cloned layers, EMA and target copies.",
         why="They were meant to be one weight: the model has more parameters than thought, and the"
         " tie is lost after the first update.",
@@ -63,9 +68,17 @@ class TiedWeightsBroken(Rule):
         self.looks = 0
         self.site = NOWHERE
         self.pairs: list[_Pair] = []
+        self.ties = Ties(trace)
+        self.on_parameter_shared = self.ties.on_parameter_shared
 
     def on_backward_begin(self, event: ev.BackwardBegin) -> None:
-        if self.looks >= LOOKS or self.trace.updates or not event.walk:
+        if not event.walk:
+            return
+        for one, two, site in self.ties.broken(event.leaves):
+            names = self.trace.name(one), self.trace.name(two)
+            self.pairs.append(_Pair(one, two, f"one parameter (shared at {site})", names))
+            self.site = event.site
+        if self.looks >= LOOKS or self.trace.updates:
             return
         self.looks += 1
         self.site = event.site
@@ -74,6 +87,7 @@ class TiedWeightsBroken(Rule):
             for leaf in event.leaves
             if leaf.dim() == 2 and leaf.device.type == "cpu" and leaf.numel() >= LEAST_VALUES
         ][:MOST_PARAMETERS]
+        self._compare_rows(matrices)
         by_sum: dict[float, list[torch.Tensor]] = {}
         for matrix in matrices:
             plain = matrix.detach()
@@ -90,9 +104,21 @@ class TiedWeightsBroken(Rule):
         names = self.trace.name(one), self.trace.name(two)
         kinds = self.trace.owner_kind(one), self.trace.owner_kind(two)
         if a.shape == b.shape[::-1] and torch.equal(a, b.t()):
-            self.pairs.append(_Pair(one, two, True, names))
+            self.pairs.append(_Pair(one, two, TRANSPOSED, names))
         elif a.shape == b.shape and kinds[0] != kinds[1] and torch.equal(a, b):
-            self.pairs.append(_Pair(one, two, False, names))
+            self.pairs.append(_Pair(one, two, "equal", names))
+
+    def _compare_rows(self, matrices: list[torch.Tensor]) -> None:
+        # A vocabulary that grew: the rows it had are equal, those that were added are not.
+        kinds = [self.trace.owner_kind(matrix) for matrix in matrices]
+        for one in (m for m, kind in zip(matrices, kinds, strict=True) if "Embedding" in kind):
+            for two, kind in zip(matrices, kinds, strict=True):
+                if two.shape != one.shape or "Embedding" in kind or len(self.pairs) > 100:
+                    continue
+                equal = (one.detach() == two.detach()).all(1) & one.detach().any(1)
+                if SOME * len(equal) <= int(equal.sum()) < len(equal):
+                    names = self.trace.name(one), self.trace.name(two)
+                    self.pairs.append(_Pair(one, two, "equal in most rows", names))
 
     def on_step_end(self, event: ev.StepEnd) -> None:
         if self.pairs and self.trace.updates & (self.trace.updates - 1) == 0:
@@ -104,10 +130,9 @@ class TiedWeightsBroken(Rule):
             difference = pair.difference
             if not difference or not pair.trained:
                 continue
-            how = "each other's transpose" if pair.transposed else "equal"
             yield self.report(
-                f"{pair.names[0]} and {pair.names[1]} were {how} before training and differ by up"
-                f" to {difference:.3g} after {self.trace.updates} updates: they are not tied.",
+                f"{pair.names[0]} and {pair.names[1]} were {pair.how} before training and differ by"
+                f" up to {difference:.3g} after {self.trace.updates} updates: they are not tied.",
                 self.site,
                 evidence={
                     "parameters": list(pair.names),

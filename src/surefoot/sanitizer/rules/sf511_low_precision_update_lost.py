@@ -10,16 +10,19 @@ import torch
 from surefoot.core.finding import Certainty, Finding
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.rules.base import Rule, RuleInfo, share
-from surefoot.sanitizer.rules.coverage import listed
-from surefoot.sanitizer.state import ParameterState
+from surefoot.sanitizer.rules.coverage import listed, sample_of
+from surefoot.sanitizer.rules.remainders import keeps_remainder
+from surefoot.sanitizer.state import OptimizerState, ParameterState
 from surefoot.sanitizer.trace import Trace
 
 FIRST = 6
 MOST_PARAMETERS = 32
-SAMPLE = 512
 LOST = 0.6
 """Share of elements with a gradient that did not move."""
 LEAST = 3
+LOOK_BACK = 8
+FEW = 0.1
+STILL = 0.95
 Sampled = tuple[ParameterState, torch.Tensor, torch.Tensor]
 
 
@@ -32,8 +35,9 @@ class LowPrecisionUpdateLost(Rule):
         certainty=Certainty.PROOF,
         title="Most updates of half-precision weights round to nothing.",
         observes="Elements of bfloat16 or float16 parameters with a gradient that a step leaves"
-        " bit-identical, at sampled steps. Quiet at a rate of 0, for fp32 master copies and"
-        " stochastic rounding (which do move).",
+        " bit-identical, at sampled steps. Quiet at a rate of 0, for optimizers that keep a copy"
+        " in float32 or what rounding took (Kahan), and where ever fewer weights have never moved"
+        " (stochastic rounding).",
         why="bfloat16 keeps 8 bits: an update below 1/256 of the weight is rounded away, and the"
         " weight never moves, however many updates follow.",
         example="model.to(torch.bfloat16)\nAdam(model.parameters(), lr=2e-5)",
@@ -46,6 +50,9 @@ class LowPrecisionUpdateLost(Rule):
         super().__init__(trace)
         self.before: dict[int, list[Sampled]] = {}
         self.lost: dict[int, list[float]] = defaultdict(list)
+        self.first: dict[int, list[Sampled]] = {}
+        self.rest: dict[int, list[float]] = defaultdict(list)
+        """Per optimizer: shares of what had a gradient at first and never moved, ever later."""
         self.names: dict[int, list[str]] = {}
         self.dtype: dict[int, str] = {}
 
@@ -64,8 +71,9 @@ class LowPrecisionUpdateLost(Rule):
             if tensor is None or tensor.grad is None or tensor.grad.is_sparse:
                 continue
             if len(kept) < MOST_PARAMETERS:
-                kept.append((state, _sample(tensor), _sample(tensor.grad) != 0))
+                kept.append((state, sample_of(tensor), sample_of(tensor.grad) != 0))
         if kept:
+            self.first.setdefault(optimizer.key, kept)
             self.before[optimizer.key] = kept
 
     def on_step_end(self, event: ev.StepEnd) -> None:
@@ -74,24 +82,44 @@ class LowPrecisionUpdateLost(Rule):
             return
         still = fed = 0
         names = []
+        optimizer = event.optimizer.optimizer()
         for state, values, has_gradient in kept:
             tensor = state.ref()
-            if tensor is None:
+            if tensor is None or optimizer is None or keeps_remainder(optimizer, tensor):
                 continue
-            same = (_sample(tensor) == values) & has_gradient
+            same = (sample_of(tensor) == values) & has_gradient
             still += int(same.sum())
             fed += int(has_gradient.sum())
             names.append(self.trace.name(tensor))
         if fed:
             self.lost[event.optimizer.key].append(still / fed)
             self.names[event.optimizer.key] = names
+            self._look_back(event.optimizer)
             self.dtype[event.optimizer.key] = str(kept[0][0].dtype).removeprefix("torch.")
+
+    def _look_back(self, optimizer: OptimizerState) -> None:
+        if optimizer.steps < LOOK_BACK:
+            return
+        resting = fed = 0
+        for state, values, has_gradient in self.first[optimizer.key]:
+            tensor = state.ref()
+            if tensor is not None:
+                resting += int(((sample_of(tensor) == values) & has_gradient).sum())
+                fed += int(has_gradient.sum())
+        self.rest[optimizer.key].append(resting / max(1, fed))
+
+    def _all_move(self, optimizer: OptimizerState) -> bool:
+        # Rounded at random, or with what was lost kept somewhere: ever fewer weights never moved.
+        rest = self.rest[optimizer.key]
+        return len(rest) > 1 and (rest[-1] < FEW or rest[-1] < STILL * rest[-2])
 
     def findings(self) -> Iterable[Finding]:
         for optimizer in self.trace.optimizers:
             shares = self.lost.get(optimizer.key, [])
             bad = [value for value in shares if value >= LOST]
             if len(bad) < LEAST or len(bad) < 0.6 * len(shares):
+                continue
+            if self._all_move(optimizer):
                 continue
             rate = max(optimizer.rates(), default=0.0)
             yield self.report(
@@ -102,8 +130,3 @@ class LowPrecisionUpdateLost(Rule):
                 optimizer.last_step_site,
                 evidence={"sampled_steps": len(shares), "lost_shares": shares[:20], "lr": rate},
             )
-
-
-def _sample(tensor: torch.Tensor) -> torch.Tensor:
-    flat = tensor.detach().reshape(-1)
-    return flat[:: max(1, flat.numel() // SAMPLE)][:SAMPLE].clone()

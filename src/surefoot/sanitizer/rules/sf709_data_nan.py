@@ -29,9 +29,9 @@ class DataNan(Rule):
         certainty=Certainty.PROOF,
         title="Training inputs hold NaN or infinity.",
         observes="Inputs or targets of training forwards that are not finite, whose loss is not"
-        " finite either, whether it is backpropagated or left out (proof); or a gradient"
-        " scaler that keeps skipping steps after it had found its scale (strong). Quiet for the scale search at the start and for NaN that the model"
-        " masks out.",
+        " finite either, whether it is backpropagated or left out (proof); or a gradient scaler"
+        " that keeps skipping steps after it had found its scale (strong). Quiet for the scale"
+        " search at the start and for NaN that the model masks out.",
         why="One such row makes the gradient of the whole batch NaN: the step is skipped in"
         " silence, or the weights are lost.",
         example="x[sensor_was_off] = float('nan')",
