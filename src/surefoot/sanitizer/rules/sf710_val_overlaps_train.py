@@ -110,7 +110,8 @@ class ValOverlapsTrain(Rule):
         if key not in self.evaluations and len(self.evaluations) < MOST_EVALUATIONS:
             members = self.lives.know(event.module)
             claim = _claims_validation(stack)
-            self.evaluations[key] = _Evaluation(event.site, claim, self.lives.sharing(members))
+            lives = self.lives.sharing(members)
+            self.evaluations[key] = _Evaluation(event.site, claim, lives, key[1] > 0)
         return self.evaluations.get(key)
 
     def on_state_restored(self, event: ev.StateRestored) -> None:
@@ -134,8 +135,7 @@ class ValOverlapsTrain(Rule):
         for evaluation, digests in self.looking:
             passes[evaluation] += digests
         for evaluation, seen in passes.items():
-            # A sample that comes twice was drawn: from a pool, which may be the training data's.
-            evaluation.draws |= len(set(seen)) < LEAST_DISTINCT * len(seen)
+            evaluation.passed(seen)
             self._keep(evaluation.samples, [digest for digest in seen if digest not in now])
         self.looking = []
 
@@ -180,15 +180,35 @@ class ValOverlapsTrain(Rule):
 class _Evaluation:
     """The samples that one chain of calls evaluated."""
 
-    def __init__(self, site: Site, claim: int, lives: list[int]) -> None:
+    def __init__(self, site: Site, claim: int, lives: list[int], by_loader: bool) -> None:
         self.site = site
         self.lives = lives
         """Lives of models that the evaluated weights lived."""
         self.claim = claim
         """The line that calls them validation or test samples; 0 for none."""
         self.samples: set[int] = set()
-        self.draws = False
-        """Whether it draws samples, with replacement, rather than going through a set."""
+        self.by_loader = by_loader
+        self.first: frozenset[int] = frozenset()
+        """Samples of its first pass."""
+        self.passes = 0
+        self.repeats = self.renews = False
+
+    def passed(self, seen: list[int]) -> None:
+        """Takes in the samples that were evaluated between two updates."""
+        distinct = frozenset(seen)
+        self.repeats |= len(distinct) < LEAST_DISTINCT * len(seen)
+        self.first = self.first or distinct
+        self.renews |= len(distinct - self.first) > (1 - LEAST_DISTINCT) * len(distinct)
+        self.passes += 1
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws samples, with replacement, rather than going through a set.
+
+        Then samples come twice, and others in each pass: from a pool, which may be the training
+        data's. A set that holds samples twice is the same in each pass.
+        """
+        return self.repeats and (self.renews or (self.passes == 1 and not self.by_loader))
 
     @property
     def claimed(self) -> bool:
