@@ -118,7 +118,11 @@ def running_median(values: Floats, window: int) -> Floats:
 
 
 def bend(values: Floats) -> float:
-    """How far a value lies off the middle of its two neighbours, in the median."""
+    """How far a value lies off the middle of its two neighbours, in the median; 0 where they go one
+    way only, as a curve does that falls ever slower."""
+    ways = np.sign(np.diff(values))
+    if not ((ways > 0).any() and (ways < 0).any()):
+        return 0.0
     return float(np.median(np.abs(values[1:-1] - (values[:-2] + values[2:]) / 2)))
 
 

@@ -33,7 +33,8 @@ class VanishingGradients(Cause):
         certainty=Certainty.STRONG,
         title="The gradient norm is near zero while the loss stays high.",
         observes="The gradient norm against its own past, and against loss and weight norm, while"
-        " the loss is flat. Quiet where the loss is low, and where the norm is exactly zero.",
+        " the loss is flat, and whether batches make a difference to it still. Quiet where the loss"
+        " is low, and where the norm is exactly zero.",
         why="Saturated activations, dead units or many layers without a shortcut let next to"
         " nothing through: the first layers get no gradient, so nothing is learnt.",
         fix="ReLU or GELU in place of sigmoid and tanh; residual connections and normalisation; He"
@@ -76,7 +77,7 @@ class VanishingGradients(Cause):
             "sensitivity": sensitivity,
         }
         fell = late < (QUIET if loss.noise < STILL * loss.end else FALLEN) * highest
-        tiny = sensitivity < TINY if sensitivity is not None else late < TINY / 10 * abs(loss.end)
+        tiny = sensitivity < TINY if sensitivity is not None else late < TINY / 20 * abs(loss.end)
         learnt = loss.lowest < 0.85 * signals.initial and loss.end > 0.93 * signals.initial
         if learnt and loss.noise < 0.01 * loss.end:
             fell = late < LOST * highest

@@ -48,7 +48,8 @@ class WeightsDoNotMove(Cause):
             signs.append(f"the weight norm is {norms[0]:.6g} in all {len(norms)} rows")
             evidence["weight_norm"] = float(norms[0])
         validation = signals.validation.values
-        if len(validation) >= 3 and not (validation != validation[0]).any():
+        still = signals.is_flat_but_for_noise
+        if still and len(validation) >= 3 and not (validation != validation[0]).any():
             signs.append(
                 f"the validation loss is {validation[0]:.6g} in all {len(validation)} of its"
             )

@@ -8,6 +8,9 @@ from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
 from surefoot.diagnosis.signals import Signals
 
+GROWTH = 5.0
+"""Factor by which the norm grows from the first update on, at least."""
+
 
 class GradientsNotCleared(Cause):
     """Each gradient holds all the ones before it: zero_grad is missing."""
@@ -51,7 +54,9 @@ class GradientsNotCleared(Cause):
         steps = gradient.series.steps[:5]
         each = steps[0] <= 1 and bool((np.diff(steps) == 1).all())
         adds_up = each and bool((np.abs(sums - 1) < 0.25).all())
-        if growth < 5 or early < 1.8 or not (adds_up or jump < 0.08):
+        # Where the log begins later, its first norm is a sum already.
+        least = GROWTH if steps[0] <= 1 else GROWTH / 2
+        if growth < least or early < 1.8 or not (adds_up or jump < 0.08):
             return None
         return Verdict(
             f"The gradient norm grows from {first:.3g} at step {gradient.step(0)} over"

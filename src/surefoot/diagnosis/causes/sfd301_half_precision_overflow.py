@@ -27,8 +27,8 @@ class HalfPrecisionOverflow(Cause):
         certainty=Certainty.STRONG,
         title="Gradients overflow in fp16 again and again.",
         observes="The loss scale over the run, skipped updates, and gradients that are not finite"
-        " while the loss is; under a fixed scale, the share of updates that overflow. Quiet for"
-        " the halvings at the start and after each doubling, which every fp16 run has.",
+        " while the loss is; under a fixed scale or none, the share of updates that overflow. Quiet"
+        " for the halvings at the start and after each doubling, which every fp16 run has.",
         why="fp16 ends at 65,504. A scale that must fall ever further leaves the small gradients"
         " to underflow; without a scale, or with a fixed one, one overflow breaks the run.",
         fix="Use bf16 (precision.dtype=bf16), which has the range of fp32; else a dynamic loss"

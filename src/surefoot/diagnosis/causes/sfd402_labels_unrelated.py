@@ -43,7 +43,8 @@ class LabelsUnrelated(Cause):
         certainty=Certainty.HEURISTIC,
         title="The labels do not belong to the inputs: the loss stays at that of a guess.",
         observes="A loss that stays where it was, or comes down to log(C), a guess among C classes,"
-        " and stays there, though the weights move. Quiet where the weights hardly moved, and where"
+        " and stays there, though the weights move; or, over a vocabulary, soon comes to rest with"
+        " the weights, as it does once frequencies are learnt. Quiet where they hardly moved, where"
         " the accuracy, or log(C), says that the level is not that of a guess; where the"
         " mean, or the validation loss, still comes down; and where the first rows tell nothing.",
         why="Where labels and inputs were shuffled apart or misread, there is nothing to learn but"
@@ -135,7 +136,8 @@ def _settles_at_frequencies(signals: Signals) -> bool:
         return False
     if not 0.5 * signals.initial < loss.end or loss.noise > MANY_TOKENS * loss.end:
         return False
-    early = signals.rate.part(0, 0.25).sum() < 0.5 * signals.rate.values.sum()
+    rate = signals.rate
+    early = not len(rate) or rate.part(0, 0.25).sum() < 0.5 * rate.values.sum()
     later = weights[len(weights) // 4 :]
     rests = len(later) > 5 and float(np.ptp(later)) < AT_REST * float(later[0])
     if not early or not (rests or (not len(weights) and not len(signals.validation))):

@@ -14,6 +14,10 @@ from surefoot.diagnosis.signals import Signals
 
 ABOVE = 1.2
 """Times what varies from epoch to epoch by which the pattern swings at least."""
+SURE = 4.0
+"""The same, in standard errors of a correlation by chance."""
+CUBIC = 12
+"""Rows of an epoch from which on its trend may be a cubic."""
 AGREE = 0.35
 """Correlation of the same places in two following epochs, at least."""
 
@@ -66,7 +70,8 @@ class DataNotShuffled(Cause):
             return None
         pairs = [float(np.corrcoef(a, b)[0, 1]) for a, b in itertools.pairwise(folds)]
         agreement = float(np.median(pairs))
-        bar = max(AGREE, 4 / (period * len(pairs)) ** 0.5)
+        freedom = period - _degree(period) - 1
+        bar = max(AGREE, SURE / (freedom * len(pairs)) ** 0.5)
         if agreement < bar:
             return None
         profile = np.median(np.stack(folds), axis=0)
@@ -88,10 +93,15 @@ class DataNotShuffled(Cause):
         )
 
 
+def _degree(period: int) -> int:
+    """Degree of an epoch's trend: a cubic, or a line where that would leave next to nothing."""
+    return 3 if period >= CUBIC else 1
+
+
 def _without_trend(values: Floats) -> Floats:
-    """What is left of one epoch without its trend, a cubic: that of a curve that falls."""
+    """What is left of one epoch without its trend: that of a curve that falls."""
     if not np.isfinite(values).all():
         return np.full(len(values), np.nan)
     places = np.linspace(-1, 1, len(values))
-    left: Floats = values - np.polyval(np.polyfit(places, values, 3), places)
+    left: Floats = values - np.polyval(np.polyfit(places, values, _degree(len(values))), places)
     return left

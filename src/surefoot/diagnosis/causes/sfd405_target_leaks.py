@@ -26,8 +26,9 @@ class TargetLeaks(Cause):
         " nothing.",
         observes="The loss of a run that counts tokens, on training and on validation data,"
         " against its start; or on training data alone, where a validation loss that is made"
-        " another way (token by token) stays far above it and never turns up. Quiet where the"
-        " validation loss turns up: then the text is known by heart.",
+        " another way (token by token) stays far above it and never turns up, or all samples were"
+        " new. Quiet where the validation loss turns up on samples seen before: then the text is"
+        " known by heart.",
         why="No text can be foretold so well. Labels that are not shifted, or a mask that is not"
         " causal, let the model copy what it is asked for.",
         fix="Shift the labels by one, exactly once; check that changing a later token leaves"

@@ -41,7 +41,8 @@ class Underfitting(Cause):
         title="Train and validation loss stall together, early and high.",
         observes="Whether both stood still after the updates that had half of the run's rate,"
         " how far they had come, and whether they are close. Quiet where the loss still falls, if"
-        " only as the rate decays, and where the accuracy is good.",
+        " only as the rate decays (a little of that is allowed among few classes, where most of a"
+        " guess's loss is left), and where the accuracy is good.",
         why="The model is too small for the task, or held back (weight decay, dropout); more"
         " updates bring nothing.",
         fix="A larger model first; less weight decay and dropout; check that the inputs hold what"

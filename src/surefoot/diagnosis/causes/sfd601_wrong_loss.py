@@ -10,6 +10,8 @@ from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
 from surefoot.diagnosis.signals import Signals
 
+START = 0.03
+"""Share by which the first rows differ where the loss has not left its start."""
 MANY = 10
 """Classes above which any first loss is near the logarithm of some number of them."""
 
@@ -81,6 +83,9 @@ def _after_softmax(signals: Signals) -> Verdict | None:
         return None
     # The very first rows: at a good rate a loss has left its start after a few.
     initial = float(np.median(loss.values[:5]))
+    seen = float(np.ptp(loss.values[:3])) < START * initial
+    if signals.num_classes is None and loss.series.steps[0] > 1 and not seen:
+        return None
     classes = signals.num_classes or round(math.exp(min(max(initial, 0.0), 20.0)))
     known = signals.num_classes is not None and signals.accuracy is not None
     if signals.num_classes is None and classes > MANY:

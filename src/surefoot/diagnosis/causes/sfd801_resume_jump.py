@@ -30,8 +30,9 @@ class ResumeJump(Cause):
         severity=Severity.ERROR,
         certainty=Certainty.STRONG,
         title="At a resume, the loss jumps.",
-        observes="Loss and rate just before and just after each resume (its event, or a step that"
-        " goes back), against the noise. Quiet where they go on.",
+        observes="Loss, rate, and how fast the weights' norm changes just before and just after"
+        " each resume (its event, or a step that goes back), against the noise. Quiet where they go"
+        " on.",
         why="What the checkpoint did not hold: moments of the optimizer, position in the data,"
         " state of the schedule, some of the weights.",
         fix="Save and restore optimizer, schedule, scaler, random state and data position with the"
