@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch.distributed as dist
 from surefoot.cli import failure as screen
 from surefoot.cli.session import Session
 from surefoot.core.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, StopRequested
+from surefoot.parallel import join
 from surefoot.parallel import launch as module
 from surefoot.parallel.launch import LAUNCHER, launch, who_ended_it
 from surefoot.parallel.lookout import Sign, sign_key
@@ -121,22 +121,37 @@ def test_ranks_that_end_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert of_ranks(tmp_path, monkeypatch, "pass", "time.sleep(0.3)").exit_code == EXIT_DONE
 
 
+def present_in_a_rank(port: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Shows that a rank is told to leave, which has not met the others; its exit code."""
+    told = {"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for name, value in {**told, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():
+        monkeypatch.setenv(name, value)
+    session = Session()
+    session.is_rank = True
+    return screen.present(StopRequested("stopped by SIGTERM outside of training"), session)
+
+
 @pytest.mark.parametrize("is_lost", [True, False])
-def test_who_is_told_to_leave_before_the_ranks_have_met_is_silent_about_it(
+def test_who_is_told_to_leave_for_want_of_another_is_silent_about_it(
     is_lost: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    told = {"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    for name, value in {**told, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}.items():
-        monkeypatch.setenv(name, value)
     if is_lost:
         claim(of_attempt(store), Failure(1, How.GONE, LAUNCHER))
-    session = Session()
-    session.is_rank = True
-    code = screen.present(StopRequested("stopped by SIGTERM outside of training"), session)
-    assert code == EXIT_STOPPED
+    assert present_in_a_rank(store.port, monkeypatch) == EXIT_STOPPED
     assert capsys.readouterr().err.count("error: ") == (0 if is_lost else 1)
-    assert os.environ["RANK"] == "0"
+
+
+def test_a_rank_that_cannot_ask_whether_it_failed_first_speaks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def is_gone(*where: object) -> dist.Store:
+        raise dist.DistNetworkError("nobody listens")
+
+    monkeypatch.setattr(join, "launchers_store", is_gone)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "of torchrun")
+    assert present_in_a_rank(1, monkeypatch) == EXIT_STOPPED
+    assert capsys.readouterr().err.count("error: ") == 1
 
 
 def test_the_launcher_wakes_up_a_stopped_rank_after_the_others_have_written_their_stacks(

@@ -31,6 +31,8 @@ SIGNS_OF_A_LOST_RANK = (
 )
 """What torch's backends say where the other side is gone; gloo raises a plain RuntimeError."""
 JOIN_SECONDS = 300.0
+STORE_SECONDS = 5.0
+"""How long a rank that fails before it has joined may look for the store of its launch."""
 RUN_ID_PREFIX = "surefoot-"
 """Of the launches whose launcher is ours, and tells of ranks that are lost."""
 
@@ -87,7 +89,8 @@ def _store_of_launch() -> dist.Store | None:
     if dist.is_initialized():
         return shared_store()
     if launched_ranks() > 1 and _by_agent():
-        return launchers_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        return launchers_store(host, port, STORE_SECONDS)
     return None
 
 
@@ -95,9 +98,12 @@ def _by_agent() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def launchers_store(host: str, port: int) -> dist.Store:
+def launchers_store(host: str, port: int, seconds: float = JOIN_SECONDS) -> dist.Store:
     """A connection of its own to the store that torch's launcher keeps for its ranks."""
-    return of_attempt(dist.TCPStore(host, port, is_master=False, wait_for_workers=False))
+    limit = timedelta(seconds=seconds)
+    return of_attempt(
+        dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+    )
 
 
 def _wait_for_all(store: dist.Store, rank: int, size: int, seconds: float) -> None:
@@ -141,7 +147,8 @@ def _tell(failure: Failure) -> None:
 def fails_first() -> bool:
     """Whether this rank is the first of all to fail: it alone says why.
 
-    The others then fail for want of it. Where the store is gone no rank can ask: a launcher tells.
+    The others then fail for want of it. Where the store is gone no rank can ask: a launcher tells,
+    but of a rank that never joined.
     """
     with suppress(dist.DistError, RuntimeError):
         store = _store_of_launch()
@@ -150,7 +157,7 @@ def fails_first() -> bool:
         rank = dist.get_rank() if dist.is_initialized() else int(os.environ["RANK"])
         own = Failure(rank, How.FAILED, rank)
         return claim(store, own) == own
-    return "TORCHELASTIC_RUN_ID" not in os.environ
+    return not dist.is_initialized() or "TORCHELASTIC_RUN_ID" not in os.environ
 
 
 def lost_rank(seconds: float) -> Failure | None:
