@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from surefoot.memory import offload
+from surefoot.memory.budget import budget_blocks
 from surefoot.memory.offload import ActivationsOnHost, offload_blocks
 from surefoot.memory.recompute import recompute_blocks
 from surefoot.models.gpt import GPT, GPTConfig
@@ -26,6 +27,7 @@ from surefoot.tasks.generation import GenerationTask
 from surefoot.tasks.scoring import ChunkedScores
 
 VOCABULARY, LENGTH, BATCH = 32_768, 256, 4
+BUDGET_BYTES = 64 << 20
 ROUNDS = 3
 TASK = GenerationTask(VOCABULARY)
 CHUNKS = TASK.scored_by(ChunkedScores(128))
@@ -115,10 +117,14 @@ def main() -> None:
         "memory.loss=chunked": (lambda model: None, CHUNKS),
         "memory.recompute=selective": (lambda model: recompute_blocks(model, "selective"), TASK),
         "memory.recompute=blocks": (lambda model: recompute_blocks(model, "blocks"), TASK),
+        "memory.recompute=budget": (lambda model: budget_blocks(model, BUDGET_BYTES), TASK),
         "memory.offload_activations=cpu": (lambda model: offload_blocks(model, device), TASK),
         "recompute=blocks, loss=chunked": (lambda model: recompute_blocks(model, "blocks"), CHUNKS),
     }
-    print(f"{BATCH} x {LENGTH} tokens, {VOCABULARY} words, 6 layers of 256, float32, {device}")
+    print(
+        f"{BATCH} x {LENGTH} tokens, {VOCABULARY} words, 6 layers of 256, float32, {device};"
+        f" a budget of {format_bytes(BUDGET_BYTES)}"
+    )
     plain = 0
     for name, (change, task) in ways.items():
         peak, host, milliseconds = measured(change, task, device)

@@ -100,7 +100,7 @@ def test_an_optimizer_steps_weights_of_two_meshes_together(ranks: RankPool, kind
 
 
 @pytest.mark.ranks_full
-@pytest.mark.parametrize("extent", ["blocks", "selective"])
+@pytest.mark.parametrize("extent", ["blocks", "selective", "budget"])
 def test_with_recompute(ranks: RankPool, extent: str) -> None:
     num_ranks, settings = laid_out("EPxZeRO-3", memory={"recompute": extent})
     found = ranks.run(num_ranks, routed, settings, 20, DOUBLE, LOSS)

@@ -269,7 +269,7 @@ def test_micro_batches_of_one_text(ranks: RankPool, name: str, kind: str) -> Non
 
 
 @full
-@pytest.mark.parametrize("extent", ["blocks", "selective"])
+@pytest.mark.parametrize("extent", ["blocks", "selective", "budget"])
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved"])
 def test_with_recompute(ranks: RankPool, name: str, extent: str) -> None:
     settings = staged({"pipeline": 2, **SCHEDULES[name]}, memory={"recompute": extent})

@@ -83,10 +83,11 @@ def test_sgd_steps_shards_without_its_fused_kernel(ranks: RankPool) -> None:
     "memory",
     [
         {"recompute": "blocks"},
+        pytest.param({"recompute": "budget"}, marks=pytest.mark.ranks_full),
         pytest.param({"offload_activations": "cpu"}, marks=pytest.mark.ranks_full),
         pytest.param({"loss": "chunked", "loss_chunk": 3}, marks=pytest.mark.ranks_full),
     ],
-    ids=["recompute", "offload", "chunked"],
+    ids=["recompute", "budget", "offload", "chunked"],
 )
 def test_with_less_memory(ranks: RankPool, memory: dict[str, Any]) -> None:
     settings = {**sharded({"shard": 2}, 2), "memory": memory}

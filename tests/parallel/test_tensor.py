@@ -90,7 +90,8 @@ def test_what_a_cut_layer_keeps_does_not_go_to_the_host(ranks: RankPool) -> None
 
 
 @pytest.mark.ranks_full
-def test_with_recompute(ranks: RankPool) -> None:
+@pytest.mark.parametrize("extent", ["selective", "budget"])
+def test_with_recompute(ranks: RankPool, extent: str) -> None:
     parallel = {"tensor": 2, "shard": 2, "cut_sequence": True}
-    settings = settings_of(2, parallel=parallel, memory={"recompute": "selective"}, **sections())
+    settings = settings_of(2, parallel=parallel, memory={"recompute": extent}, **sections())
     assert_alike(ranks.run(4, train_cut, settings, False), alone(False), 1e-10)

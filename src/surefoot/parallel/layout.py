@@ -18,6 +18,7 @@ from torch import nn
 from surefoot.config.sections.memory import MemorySection
 from surefoot.config.sections.parallel import ParallelSection
 from surefoot.core.errors import RequestError
+from surefoot.memory.budget import budget_blocks
 from surefoot.memory.offload import offload_blocks
 from surefoot.memory.recompute import recompute_blocks
 from surefoot.parallel.context import exchange_heads
@@ -181,7 +182,10 @@ def lay_out(model: nn.Module, device: torch.device, wishes: Wishes, place: Place
         exchange_heads(model, mesh, section)
     if mesh is not None and mesh.sizes.expert > 1:
         spread_experts(model, mesh)
-    recompute_blocks(model, wishes.memory.recompute, wishes.memory.recompute_every)
+    if wishes.memory.recompute == "budget":
+        budget_blocks(model, wishes.memory.recompute_budget_mib << 20)
+    else:
+        recompute_blocks(model, wishes.memory.recompute, wishes.memory.recompute_every)
     if wishes.memory.offload_activations == "cpu":
         _refuse_parts_on_host(place.sizes)
         offload_blocks(model, device)

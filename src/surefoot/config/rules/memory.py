@@ -23,6 +23,12 @@ def nothing_goes_to_a_disk(memory: MemorySection) -> Iterator[Violation]:
 
 def one_way_to_keep_a_block(memory: MemorySection, train: TrainSection) -> Iterator[Violation]:
     """What is computed again is not kept, and compiled blocks choose what they keep."""
+    if memory.recompute == "budget" and train.compile != "off":
+        yield broken(
+            "memory.recompute",
+            f"a budget needs to see what a block keeps, and train.compile is {train.compile}",
+            "use train.compile=off, or memory.recompute=blocks with memory.recompute_every",
+        )
     if memory.offload_activations == "off":
         return
     if memory.recompute != "none":

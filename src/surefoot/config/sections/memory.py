@@ -10,10 +10,13 @@ from surefoot.config.fields import Section, Whole
 class MemorySection(Section):
     """What is computed again, or kept elsewhere, instead of being kept."""
 
-    recompute: Literal["none", "blocks", "selective"] = "none"
-    """Activations of whole blocks, or all but the products of matrices and attention."""
+    recompute: Literal["none", "blocks", "selective", "budget"] = "none"
+    """Activations of whole blocks, all but the products of matrices and attention, or of as many
+    blocks as a budget of bytes asks for."""
     recompute_every: Whole = 1
     """Of each n-th block."""
+    recompute_budget_mib: Whole = 1024
+    """With `budget`: what the blocks of one micro-batch may keep on a rank, in MiB."""
     offload_activations: Literal["off", "cpu", "nvme"] = "off"
     """Where what blocks keep for the backward waits; a drive (`nvme`) is refused."""
     offload_optimizer: Literal["off", "cpu"] = "off"

@@ -1,0 +1,98 @@
+"""Blocks that keep activations as long as a budget of bytes lasts; the rest compute them again.
+
+The numbers are the same to the bit, as with `recompute`: which block does what changes no result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+from surefoot.core.errors import RequestError
+from surefoot.memory.blocks import repeated_blocks
+from surefoot.memory.offload import is_weight
+
+
+class ActivationBudget:
+    """Decides in each forward, block by block, which of them keep what their backward needs.
+
+    A block is measured whenever it keeps. What one will keep is foreseen from the last measure, in
+    the measure of its input's size, so that longer sequences recompute more blocks. The first block
+    of the first forward is kept whatever it takes: nothing is known before.
+
+    Args:
+        limit_bytes: what the blocks of one forward may keep together. What enters a block that is
+            computed again comes on top.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.kept_bytes = 0
+        """Of the latest forward."""
+        self.kept_blocks = 0
+        self._per_element: dict[int, float] = {}
+        self._seen: set[int] = set()
+
+    def spend_on(self, number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """`forward` of block `number`, counted from 0 in the order in which they run."""
+
+        def budgeted(*arguments: Any, **named: Any) -> Any:
+            if not torch.is_grad_enabled():
+                return forward(*arguments, **named)
+            if number == 0:
+                self.kept_bytes, self.kept_blocks, self._seen = 0, 0, set()
+            size = _elements((*arguments, *named.values()))
+            if self.kept_bytes + self._foreseen(number, size) > self.limit_bytes:
+                return checkpoint(forward, *arguments, use_reentrant=False, **named)
+            before = self.kept_bytes
+            with saved_tensors_hooks(self._count, lambda kept: kept):
+                result = forward(*arguments, **named)
+            self.kept_blocks += 1
+            self._per_element[number] = (self.kept_bytes - before) / size
+            return result
+
+        return budgeted
+
+    def _foreseen(self, number: int, size: int) -> float:
+        known = self._per_element.get(number, max(self._per_element.values(), default=0.0))
+        return known * size
+
+    def _count(self, tensor: Tensor) -> Tensor:
+        with torch.no_grad():
+            # Of a distributed tensor, what lies on this rank.
+            local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        storage = local.untyped_storage()
+        # Not the address: a tensor that is still on its way from other ranks has none.
+        if not is_weight(tensor) and storage._cdata not in self._seen:
+            self._seen.add(storage._cdata)
+            self.kept_bytes += storage.nbytes()
+        return tensor
+
+
+def budget_blocks(model: nn.Module, limit_bytes: int) -> ActivationBudget:
+    """Gives the blocks of a model one budget, in place; names stay.
+
+    Raises:
+        RequestError: the model has no layers that repeat.
+    """
+    blocks = repeated_blocks(model)
+    if not blocks:
+        raise RequestError(
+            f"{type(model).__name__} has no layers that repeat",
+            where="memory.recompute",
+            rule="a budget is spent block by block: on items of an nn.ModuleList of one class",
+            remedy="use memory.recompute=none, or put the layers into an nn.ModuleList",
+        )
+    budget = ActivationBudget(limit_bytes)
+    for number, block in enumerate(blocks):
+        block.forward = budget.spend_on(number, block.forward)
+    return budget
+
+
+def _elements(values: tuple[Any, ...]) -> int:
+    return max((value.numel() for value in values if isinstance(value, Tensor)), default=1) or 1
