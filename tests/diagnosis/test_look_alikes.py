@@ -220,3 +220,62 @@ def test_a_guess_among_known_classes_needs_less_motion_to_be_unrelated_labels() 
     }
     assert first(examined(columns, facts={"num_classes": 10})) == "labels-unrelated"
     assert first(examined(columns)) != "labels-unrelated"
+
+
+def test_evaluations_that_fall_ever_slower_do_not_sway() -> None:
+    """Few of them bend as much as they fall; that is no bouncing of weights."""
+    loss = falling(0.81, 0.42, 60) + noise(0.1)
+    steps = range(59, COUNT, 60)
+    columns = {"loss": loss, "lr": np.full(COUNT, 1e-3)}
+    convex = dict(zip(steps, [0.712, 0.648, 0.617, 0.602, 0.595, 0.591], strict=True))
+    swaying = dict(zip(steps, [0.712, 0.61, 0.66, 0.59, 0.65, 0.6], strict=True))
+    assert examined(columns, validation=convex).is_healthy
+    assert first(examined(columns, validation=swaying)) == "rate-too-high-late"
+
+
+@pytest.mark.parametrize("every", [1, 5])
+def test_sums_of_gradients_are_seen_in_a_log_that_begins_later(every: int) -> None:
+    """Under a warm-up the norm grows slowly at first, and goes on growing."""
+    growth = 4 * (1 + 3e-3 * STEPS + 4e-4 * STEPS**1.7)
+    columns = {"loss": falling(1.7, 0.05, 120), "lr": cosine(), "grad_norm": growth}
+    thinned = {name: column[every - 1 :: every] for name, column in columns.items()}
+    found = examined({**thinned, "step": STEPS[every - 1 :: every].astype(float)})
+    assert first(found) == "gradients-not-cleared"
+
+
+def test_a_loss_pressed_against_the_floor_after_a_softmax_needs_no_first_row() -> None:
+    floor = math.log(math.e + 2) - 1
+    loss = falling(0.94, floor + 0.001, 25) + np.abs(noise(1e-4))
+    columns = {"loss": loss, "lr": cosine(), "grad_norm": falling(0.5, 0.01, 20)}
+    assert first(examined(columns, facts={"num_classes": 3})) == "wrong-loss"
+    above = examined({**columns, "loss": loss + 0.1}, facts={"num_classes": 3})
+    assert first(above) != "wrong-loss"
+
+
+@pytest.mark.parametrize(("classes", "slug"), [(7, "rate-too-low"), (None, None)])
+def test_evaluations_in_a_straight_line_from_a_guess_are_a_rate_too_low(
+    classes: int | None, slug: str | None
+) -> None:
+    """From anywhere else it may be a gentle fine-tuning."""
+    rate = cosine(7e-4)
+    done = np.cumsum(rate) / rate.sum()
+    columns = {"loss": 1.9459 - 0.005 * done + noise(0.01), "lr": rate}
+    validation = {n: float(1.9459 - 0.005 * done[n]) for n in range(9, COUNT, 13)}
+    facts = {"num_classes": classes} if classes else {}
+    found = examined(columns, validation=validation, facts=facts)
+    assert (first(found) == "rate-too-low") is (slug is not None)
+
+
+@pytest.mark.parametrize("jumps", [True, False])
+def test_weights_that_are_others_at_a_resume_are_seen(jumps: bool) -> None:
+    weights = 10 + 0.003 * STEPS + (1.0 * (STEPS >= 200) if jumps else 0.0)
+    columns = {"loss": falling() + noise(0.1), "lr": cosine(), "weight_norm": weights}
+    found = examined(columns, events=(Event("resume", 200, "resumed"),))
+    assert first(found) == ("resume-jump" if jumps else None)
+
+
+def test_a_validation_loss_that_falls_all_along_follows_though_the_train_loss_is_ahead() -> None:
+    loss = 0.053 - 0.018 * STEPS / COUNT + noise(0.004)
+    loss[50:75] -= 0.015
+    validation = {n: 0.0533 - 0.0095 * n / COUNT for n in range(4, COUNT, 10)}
+    assert examined({"loss": loss, "lr": cosine(1e-4)}, validation=validation).is_healthy

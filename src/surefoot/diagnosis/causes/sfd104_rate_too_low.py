@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from surefoot.core.finding import Certainty, Severity
@@ -17,6 +19,8 @@ LITTLE = 0.12
 """Share of the first loss that a run comes down whose rate is too low, at most."""
 EVEN = 0.6
 """What the second half brings of what the first does, at least: a curve that learns bends."""
+GUESS = 0.1
+"""Share by which the first loss may be off log(C)."""
 STILL_SUM = 0.02
 """Sum of the rates of all updates, where the weights' norm was not recorded."""
 
@@ -80,7 +84,9 @@ class RateTooLow(Cause):
         clear = first + second > 4 * loss.standard_error()
         even = EVEN * first < second < first / EVEN
         straight = (line < -0.95 and even) or _straight_for_its_rate(signals)
-        if straight and clear and near and signals.relative_drop < LITTLE:
+        straight = (straight and clear) or _validation_is_straight(signals)
+        little = 2 * LITTLE if motion is not None and motion < STILL else LITTLE
+        if straight and near and signals.relative_drop < little:
             return Verdict(
                 f"The loss falls in a nearly straight line, from {signals.initial:.4g} to"
                 f" {loss.end:.4g} in {signals.recording.last_step} updates: the second half brings"
@@ -100,3 +106,19 @@ def _straight_for_its_rate(signals: Signals) -> bool:
     line = float(np.corrcoef(np.cumsum(rate.values), loss.smooth)[0, 1])
     first, second = signals.progress_per_rate(2)
     return line < -0.95 and first > 0 and EVEN * first < second < first / EVEN
+
+
+def _validation_is_straight(signals: Signals) -> bool:
+    """The same of the evaluations, which have no noise of batches, where the run began with a guess
+    among a known number of classes: a gentle fine-tuning is as straight."""
+    values, steps, rate = signals.validation.values, signals.validation.series.steps, signals.rate
+    guess = math.log(signals.num_classes or 1)
+    if len(values) < 8 or float(values.std()) == 0.0 or not rate.values.any():
+        return False
+    if abs(signals.initial - guess) > GUESS * guess:
+        return False
+    total = np.interp(steps, rate.series.steps, np.cumsum(rate.values))
+    line = float(np.corrcoef(total, values)[0, 1])
+    half = float(np.interp((total[0] + total[-1]) / 2, total, values))
+    first, second = float(values[0]) - half, half - float(values[-1])
+    return line < -0.99 and first > 0 and EVEN * first < second < first / EVEN

@@ -6,8 +6,11 @@ import numpy as np
 
 from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
+from surefoot.diagnosis.curve import ranks, straightness
 from surefoot.diagnosis.signals import Signals
 
+STEADY = 0.95
+"""Rank correlation with the time of a norm that grows all along."""
 GROWTH = 5.0
 """Factor by which the norm grows from the first update on, at least."""
 
@@ -56,7 +59,8 @@ class GradientsNotCleared(Cause):
         adds_up = each and bool((np.abs(sums - 1) < 0.25).all())
         # Where the log begins later, its first norm is a sum already.
         least = GROWTH if steps[0] <= 1 else GROWTH / 2
-        if growth < least or early < 1.8 or not (adds_up or jump < 0.08):
+        rises = early > 1.8 or (growth > 2 * GROWTH and straightness(ranks(values)) > STEADY)
+        if growth < least or not rises or not (adds_up or jump < 0.08):
             return None
         return Verdict(
             f"The gradient norm grows from {first:.3g} at step {gradient.step(0)} over"

@@ -71,7 +71,11 @@ class ValidationDiffers(Cause):
         since = max(float(train[0] - train[at]), FOLLOWED * way)
         parallel = float(validation.values[0] - validation.values[: at + 1].min()) / since
         steady = straightness(ranks(validation.values)) < -0.9
-        steady = steady or float(validation.values[0]) < 1.5 * abs(start)
+        near = float(validation.values[0]) < 1.5 * abs(start)
+        if steady and near:
+            whole = float(validation.values[0] - validation.values.min()) / way
+            parallel = max(parallel, whole)
+        steady = steady or near
         if max(followed, parallel if steady else 0.0) > FOLLOWED or best > 2 * FOLLOWED:
             return None
         return Verdict(

@@ -12,6 +12,8 @@ from surefoot.diagnosis.signals import Signals
 
 START = 0.03
 """Share by which the first rows differ where the loss has not left its start."""
+PRESSED = 0.01
+"""Share of the floor by which a loss that has come to it is off, and its batches differ."""
 MANY = 10
 """Classes above which any first loss is near the logarithm of some number of them."""
 
@@ -87,12 +89,13 @@ def _after_softmax(signals: Signals) -> Verdict | None:
     if signals.num_classes is None and loss.series.steps[0] > 1 and not seen:
         return None
     classes = signals.num_classes or round(math.exp(min(max(initial, 0.0), 20.0)))
-    known = signals.num_classes is not None and signals.accuracy is not None
-    if signals.num_classes is None and classes > MANY:
-        return None
-    if classes < 2 or (abs(math.log(classes) - initial) > 0.02 * initial and not known):
+    if classes < 2 or (signals.num_classes is None and classes > MANY):
         return None
     floor = math.log(math.e + classes - 1) - 1
+    at_floor = abs(loss.end - floor) < PRESSED * floor and loss.noise < PRESSED * floor
+    known = signals.num_classes is not None and (signals.accuracy is not None or at_floor)
+    if abs(math.log(classes) - initial) > 0.02 * initial and not known:
+        return None
     lowest = min(float(loss.smooth.min()), *signals.validation.values.tolist(), math.inf)
     if lowest < floor - 0.01:
         return None

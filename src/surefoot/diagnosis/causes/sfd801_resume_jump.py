@@ -113,7 +113,8 @@ def _judge(signals: Signals, place: int) -> Verdict | None:
 
 
 def _pace(signals: Signals, place: int) -> float:
-    """How much faster the norm of the weights changes just after a row than before it, at most."""
+    """How much faster the norm of the weights changes just after a row than before it, at most; or
+    how far it is at once from what it was at that step."""
     norms = signals.recording["weight_norm"].finite
     row = int(signals.loss.series.rows[place])
     at = int(np.searchsorted(norms.rows, row))
@@ -121,7 +122,9 @@ def _pace(signals: Signals, place: int) -> float:
     after = np.abs(np.diff(norms.values[at : at + 10]))
     if len(before) < 8 or len(after) < 6 or before.max() <= 0:
         return 1.0
-    return float(np.median(after) / before.max())
+    same = np.flatnonzero(norms.steps[:at] <= norms.steps[at])
+    off = abs(norms.values[at] - norms.values[same[-1]]) / 2 if len(same) else 0.0
+    return float(max(np.median(after), off) / before.max())
 
 
 def _rate_step(signals: Signals, place: int) -> tuple[tuple[float, float], float, bool]:
