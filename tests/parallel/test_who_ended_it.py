@@ -79,13 +79,13 @@ def writes_pid():
 
 
 def of_ranks(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, first: str, second: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, first: str, second: str, deadline: float = 10.0
 ) -> module.Launched:
     """Launches two ranks that do this, without a library of ours."""
     branches = f"if os.environ['RANK'] == '0':\n    {first}\nelse:\n    {second}\n"
     (folder / "does_this.py").write_text(RANK + branches, encoding="utf-8")
     monkeypatch.chdir(folder)
-    return launch(["does_this"], 2, 10.0)
+    return launch(["does_this"], 2, deadline)
 
 
 def test_one_that_is_told_to_leave_hides_nobody(
@@ -177,3 +177,14 @@ def test_the_launcher_wakes_up_a_stopped_rank_after_the_others_have_written_thei
     assert asked == [] and launched._asked_for_stacks is None
     look(first=replace(here, stacks=True), second=here)
     assert asked == [1] and launched._asked_for_stacks is not None
+
+
+def test_a_rank_that_is_stopped_before_it_has_joined_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stops = f"is_told(lambda: os._exit({EXIT_STOPPED}))"
+    monkeypatch.setattr(module, "HANG_ENDING_SECONDS", 0.1)
+    stopped = "os.kill(os.getpid(), signal.SIGSTOP)"
+    ended = of_ranks(tmp_path, monkeypatch, stops, stopped, deadline=0.5)
+    assert ended.failure is not None and ended.failure.rank == 1
+    assert ended.failure.what.startswith("rank 1 hangs: its process is stopped")

@@ -40,6 +40,7 @@ from surefoot.parallel.lookout import (
     LOOK_SECONDS,
     LOOKS_PER_DEADLINE,
     STACKS_SECONDS,
+    Sign,
     Silence,
     all_have_written,
     ask_for_stacks,
@@ -272,7 +273,11 @@ class _Launch:
         """Looks for a rank that all others would wait for, or nobody any more."""
         store, ranks = self._agent.store, range(self._spec.local_world_size)
         assert store is not None
-        signs = {r: s for r, s in read_signs(store, ranks).items() if not _has_ended(s.pid)}
+        signs = read_signs(store, ranks)
+        # A rank that starts may take its time, but not one that is stopped.
+        starting = {r: Sign.near(p) for r, p in enumerate(self._pids()) if r not in signs}
+        signs |= {rank: sign for rank, sign in starting.items() if sign.is_stopped}
+        signs = {rank: sign for rank, sign in signs.items() if not _has_ended(sign.pid)}
         rank, silent = self._silence.longest(signs, seconds)
         if silent > self._deadline and self._hangs is None:
             self._hangs = rank, time.monotonic()

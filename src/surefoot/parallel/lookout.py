@@ -65,7 +65,11 @@ class Sign:
     @classmethod
     def here(cls) -> Sign:
         """Of this process."""
-        pid = os.getpid()
+        return cls.near(os.getpid())
+
+    @classmethod
+    def near(cls, pid: int) -> Sign:
+        """Of a process on this machine, which may have left none itself."""
         return cls(pid, birth_of(pid), this_place(), os.uname().nodename)
 
     @property
