@@ -23,8 +23,9 @@ from parallel.small_runs import (
 from parallel.traffic import Traffic
 from surefoot.config.sections.parallel import ParallelSection
 from surefoot.core.errors import DataError, RequestError
-from surefoot.parallel.context import SequenceParts, checked_plan, cut_task, exchange_heads
+from surefoot.parallel.context import SequenceParts, checked_plan, cut_task
 from surefoot.parallel.mesh import MeshSizes
+from surefoot.parallel.ring import pass_around
 from surefoot.tasks.classification import ClassificationTask
 from surefoot.tasks.generation import GenerationTask
 from surefoot.tasks.losses import shift_labels
@@ -43,6 +44,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "gpt2": GPT2,
     "experts": {"experts": {"num_experts": 4, "balance_weight": 0.1}},
 }
+RING = {"context_exchange": "ring"}
 LAYOUTS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "CP": (2, 1, {"context": 2}),
     "CP of 4, filled up": (4, 1, {"context": 4}),
@@ -51,6 +53,10 @@ LAYOUTS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "CPxZeRO-1": (4, 2, {"context": 2, "shard": 2, "shards": "optimizer"}),
     "CPxEP": (4, 2, {"context": 2, "expert": 2}),
     "CPxTP": (4, 1, {"context": 2, "tensor": 2}),
+    "ring": (2, 1, {"context": 2, **RING}),
+    "ring of 4, filled up": (4, 1, {"context": 4, **RING}),
+    "ringxFSDP": (4, 2, {"context": 2, "shard": 2, **RING}),
+    "ringxTP": (4, 1, {"context": 2, "tensor": 2, **RING}),
     "CPxTP+SP": (4, 1, {"context": 2, "tensor": 2, "cut_sequence": True}),
 }
 
@@ -100,6 +106,14 @@ LATER = pytest.mark.ranks_full
         case("CPxTP", "gpt2", "gpt", DOUBLE, LATER),
         case("CPxTP", "gpt2", "documents", SINGLE, LATER),
         case("CPxTP+SP", "gpt2", "documents", DOUBLE, LATER),
+        case("ring", "llama", "documents", DOUBLE),
+        case("ring", "llama", "gpt", DOUBLE, LATER),
+        case("ring", "gpt2", "gpt", SINGLE, LATER),
+        case("ring", "experts", "documents", DOUBLE, LATER),
+        case("ring of 4, filled up", "gpt2", "gpt", DOUBLE, LATER),
+        case("ring of 4, filled up", "llama", "documents", DOUBLE, LATER),
+        case("ringxFSDP", "gpt2", "documents", DOUBLE, LATER),
+        case("ringxTP", "llama", "gpt", DOUBLE, LATER),
     ],
 )
 def test_parts_train_as_whole_sequences(
@@ -232,8 +246,10 @@ def test_heads_that_cannot_be_shared_are_refused(
     heads: tuple[int, int], num_parts: int, num_tensor: int, what: str, remedy: str
 ) -> None:
     model = small_gpt(num_heads=heads[0], num_kv_heads=heads[1])
+    sizes = MeshSizes(context=num_parts, tensor=num_tensor)
+    assert checked_plan(model, sizes, ParallelSection(context_exchange="ring")).name == "gpt"
     with pytest.raises(RequestError) as refused:
-        checked_plan(model, num_parts, num_tensor)
+        checked_plan(model, sizes, ParallelSection())
     assert what in str(refused.value)
     assert f"use parallel.{remedy}" in str(refused.value)
 
@@ -244,7 +260,7 @@ def mesh_of(**sizes: int) -> Any:
     )
 
 
-def test_other_models_tasks_axes_and_a_ring_are_refused() -> None:
+def test_other_models_tasks_and_axes_are_refused() -> None:
     section = ParallelSection(context=2)
     with pytest.raises(RequestError, match="no plan says where the places of a sequence meet"):
         cut_task(GenerationTask(24), small_classifier(), mesh_of(context=2), section)
@@ -255,11 +271,12 @@ def test_other_models_tasks_axes_and_a_ring_are_refused() -> None:
     dropping = small_gpt(experts={"num_experts": 4, "capacity_factor": 1.0})
     with pytest.raises(RequestError, match="and the experts have a capacity"):
         cut_task(GenerationTask(24), dropping, mesh_of(context=2), section)
-    ring = ParallelSection(context=2, context_exchange="ring")
-    with pytest.raises(RequestError) as refused:
-        exchange_heads(small_gpt(), mesh_of(context=2), ring)
-    assert "ring, on cpu" in str(refused.value)
-    assert "use parallel.context_exchange=all-to-all" in str(refused.value)
+
+
+def test_a_ring_drops_no_weights_of_attention() -> None:
+    core = small_gpt(dropout=0.1).blocks[0].attention.core
+    with pytest.raises(RequestError, match=r"attention drops 0\.1 of its weights"):
+        pass_around(core, SimpleNamespace())  # type: ignore[arg-type]
 
 
 def test_weights_see_parts_as_further_shards_or_copies() -> None:

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from parallel.rank_pool import RankPool
 from parallel.small_runs import Seen, settings_of, train
+from surefoot.models.attention import AttentionCore
+from surefoot.parallel.ring import Ring, pass_around
 
 pytestmark = pytest.mark.gpu
 NUM_GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -29,6 +32,7 @@ LAYOUTS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "TP": (2, 1, {"tensor": 2}),
     "TP+SP": (2, 1, {"tensor": 2, "cut_sequence": True}),
     "CP": (2, 1, {"context": 2}),
+    "CP, ring": (2, 1, {"context": 2, "context_exchange": "ring"}),
     "PP, 1f1b": (2, 1, {"pipeline": 2}),
     "PP, interleaved": (2, 1, {"pipeline": 2, "pipeline_schedule": "interleaved"}),
     "PP, zero-bubble": (2, 1, {"pipeline": 2, "pipeline_schedule": "zero-bubble"}),
@@ -96,3 +100,40 @@ def test_in_bf16_within_twice_the_spread_of_seeds(gpus: RankPool, name: str) -> 
     spread = max(last) - min(last)
     for seen in found:
         assert abs(seen.losses[-1] - last[0]) <= 2 * spread
+
+
+def ring_errors() -> tuple[list[float], list[float]]:
+    """Of result and gradients in bf16 against float32: by the ring, and by torch's attention."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    shapes = ((2, 4, 512, 64), (2, 2, 512, 64), (2, 2, 512, 64), (2, 4, 512, 64))
+    whole = [torch.randn(shape, device="cuda") for shape in shapes]
+    own = slice(rank * 512 // size, (rank + 1) * 512 // size)
+    core = AttentionCore(grouped=True, dropout=0.0)
+
+    def passed(attend: Any, tensors: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+        *inputs, gradient = [t.detach().to(dtype).requires_grad_() for t in tensors]
+        mixed = attend(*inputs, None)
+        return [mixed.detach(), *torch.autograd.grad(mixed, inputs, gradient)]
+
+    exact = [t[:, :, own] for t in passed(core, whole, torch.float32)]
+    plain = [t[:, :, own] for t in passed(core, whole, torch.bfloat16)]
+    pass_around(core, Ring(dist.group.WORLD))
+    ring = passed(core, [t[:, :, own] for t in whole], torch.bfloat16)
+
+    def errors(found: list[torch.Tensor]) -> list[float]:
+        pairs = zip(found, exact, strict=True)
+        return [float((one.float() - other).norm() / other.norm()) for one, other in pairs]
+
+    return errors(ring), errors(plain)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_a_ring_of_flash_attention_is_as_near_as_one_of_whole_sequences(
+    gpus: RankPool, num_ranks: int
+) -> None:
+    if num_ranks > NUM_GPUS:
+        pytest.skip(f"needs {num_ranks} CUDA devices")
+    for by_ring, by_torch in gpus.run(num_ranks, ring_errors):
+        for ours, theirs in zip(by_ring, by_torch, strict=True):
+            assert ours < 2 * theirs < 0.05

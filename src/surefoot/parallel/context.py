@@ -1,9 +1,10 @@
-"""Parts of each sequence on the ranks of the context axis, by exchanging heads around attention.
+"""Parts of each sequence on the ranks of the context axis, which meet in attention alone.
 
 Every rank runs the whole model on its own places. Around attention the ranks trade: each gives all
 places of some heads away and gets some heads of all places (DeepSpeed Ulysses, Jacobs et al. 2023,
-arXiv 2309.14509), by torch's all-to-all, which has a gradient. The labels are shifted before a
-sequence is cut. What the ranks' losses, metrics and gradients add up to is that of whole sequences.
+arXiv 2309.14509), by torch's all-to-all, which has a gradient; or keys and values go round in a
+ring (`ring`). The labels are shifted before a sequence is cut. What the ranks' losses, metrics and
+gradients add up to is that of whole sequences.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from surefoot.config.sections.parallel import ParallelSection
 from surefoot.core.errors import DataError, RequestError
 from surefoot.core.plans import ContextPlan, context_for
 from surefoot.models.moe import routed_layers
-from surefoot.parallel.mesh import Mesh
+from surefoot.parallel.mesh import Mesh, MeshSizes
+from surefoot.parallel.ring import Ring, pass_around
 from surefoot.tasks.calling import signature_of
 from surefoot.tasks.losses import IGNORE_INDEX
 from surefoot.tasks.metrics import MetricTotals
@@ -173,7 +175,7 @@ def cut_task(task: Task, model: nn.Module, mesh: Mesh | None, section: ParallelS
             remedy="use parallel.context=1, or a GenerationTask",
         )
     sizes = mesh.sizes
-    plan = checked_plan(model, sizes.context, sizes.tensor)
+    plan = checked_plan(model, sizes, section)
     rank = sizes.coordinates(mesh.rank)["context"]
     multiple = sizes.context * (sizes.tensor if section.cut_sequence else 1)
     config: Any = model.config
@@ -192,17 +194,17 @@ def cut_task(task: Task, model: nn.Module, mesh: Mesh | None, section: ParallelS
 
 
 def exchange_heads(model: nn.Module, mesh: Mesh, section: ParallelSection) -> None:
-    """Makes the places of a model's parts meet: hooks around attention, in place; names stay.
+    """Makes the places of a model's parts meet in its attention, in place; names stay.
 
     Raises:
-        RequestError: the model has no plan, its heads cannot be divided, or a ring is asked for.
+        RequestError: the model has no plan, its heads cannot be divided, or it cannot go by a ring.
     """
-    if section.context_exchange == "ring":
-        raise _no_ring(mesh.device_mesh.device_type)
-    plan = checked_plan(model, mesh.sizes.context, mesh.sizes.tensor)
-    exchange = HeadExchange(mesh.context_group)
+    plan = checked_plan(model, mesh.sizes, section)
+    exchange, ring = HeadExchange(mesh.context_group), Ring(mesh.context_group)
     for name, module in model.named_modules():
-        if plan.exchanges(name):
+        if plan.exchanges(name) and section.context_exchange == "ring":
+            pass_around(module, ring)
+        elif plan.exchanges(name):
             module.register_forward_pre_hook(exchange.before)
             module.register_forward_hook(exchange.after)
         elif name in plan.whole:
@@ -250,8 +252,8 @@ class HeadExchange:
         return all_to_all_single_autograd(parts.contiguous(), None, None, self._group)
 
 
-def checked_plan(model: nn.Module, num_parts: int, num_tensor: int) -> ContextPlan:
-    """The plan of a model whose heads the ranks can share.
+def checked_plan(model: nn.Module, sizes: MeshSizes, section: ParallelSection) -> ContextPlan:
+    """The plan of a model whose heads the ranks can share, where they do.
 
     Raises:
         RequestError: there is none, or heads do not divide; with the nearest size that does.
@@ -265,6 +267,9 @@ def checked_plan(model: nn.Module, num_parts: int, num_tensor: int) -> ContextPl
             remedy="use parallel.context=1 (parallel.tensor with cut_sequence, or "
             "memory.recompute, save memory too)",
         )
+    if section.context_exchange == "ring":
+        return plan
+    num_parts, num_tensor = sizes.context, sizes.tensor
     config: Any = model.config
     heads: Mapping[str, int] = {name: getattr(config, name) for name in plan.heads}
     broken = [f"{n} = {size}" for n, size in heads.items() if size % (num_parts * num_tensor)]
@@ -280,21 +285,6 @@ def checked_plan(model: nn.Module, num_parts: int, num_tensor: int) -> ContextPl
             f"parallel.context = {num_parts}{along} does not divide {', '.join(broken)}",
             where="parallel.context",
             rule="around attention each rank holds as many heads as the others, of all places",
-            remedy=f"use parallel.context={nearest}",
+            remedy=f"use parallel.context={nearest}, or parallel.context_exchange=ring",
         )
     return plan
-
-
-def _no_ring(device_type: str) -> RequestError:
-    reason = (
-        "torch's ring attention has no rule for the attention kernel of the CPU"
-        if device_type == "cpu"
-        else "torch's ring attention (experimental) has not been proven here to train as one "
-        "process does"
-    )
-    return RequestError(
-        f"parallel.context_exchange is ring, on {device_type}",
-        where="parallel.context_exchange",
-        rule=reason,
-        remedy="use parallel.context_exchange=all-to-all",
-    )

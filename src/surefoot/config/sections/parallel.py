@@ -21,7 +21,7 @@ class ParallelSection(Section):
     """Ranks that hold parts of each sequence."""
     context_exchange: Literal["all-to-all", "ring"] = "all-to-all"
     """How they attend to each other: heads for places and back (Ulysses), or keys and values passed
-    around (ring), which is refused: nothing has proven it right yet."""
+    around (ring), for more ranks than there are heads."""
     pipeline: AutoSize = 1
     """Ranks that hold different layers."""
     pipeline_schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = "1f1b"
