@@ -1,4 +1,4 @@
-"""Bugs in the styles of other people's scripts, and the correct programs that look like them."""
+"""Bugs in the styles of other people's scripts."""
 
 from __future__ import annotations
 
@@ -6,45 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sanitizer_zoo.zoo import CLASSIFIER, check_bug, check_clean, findings_of
-from surefoot.core.finding import Severity
-
-MORE = """
-import copy, io, math
-from torch.utils.data import DataLoader, TensorDataset
-def update(b, opt=opt, net=model):
-    opt.zero_grad(); F.cross_entropy(net(b[0]), b[1]).backward(); opt.step()
-def net():
-    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-class Words(nn.Module):
-    def __init__(self, n=12):
-        super().__init__()
-        self.emb, self.mix, self.out = nn.Embedding(n, 6), nn.Linear(6, 6), nn.Linear(6, n, False)
-    def forward(self, ids): return self.out(self.mix(self.emb(ids)).tanh())
-def tell(words, n=8, fast=None):
-    fast = fast or torch.optim.Adam(words.parameters(), lr=0.01)
-    for _ in range(n):
-        ids = torch.randint(0, len(words.emb.weight), (8, 13))
-        loss = F.cross_entropy(words(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
-        fast.zero_grad(); loss.backward(); fast.step()
-class Own(torch.optim.Optimizer):
-    @torch.no_grad()
-    def step(self):
-        for p in self.param_groups[0]["params"]:
-            more = self.state[p]
-            mean = more.setdefault("mean", torch.zeros_like(p, dtype=torch.float))
-            change = -self.defaults["lr"] * mean.lerp_(p.grad.float(), 0.1).sign()
-            if self.defaults.get("keep"):
-                rest = more.setdefault("rest", torch.zeros_like(p))
-                wanted = rest.float() + change + p.float()
-                p.copy_(wanted); rest.copy_(wanted - p.float())
-            elif self.defaults.get("chance"):
-                bits = (p.float() + change).view(torch.int32)
-                chance = torch.randint(0, 1 << 16, p.shape, dtype=torch.int32)
-                p.copy_((bits + chance & -(1 << 16)).view(torch.float))
-            else:
-                p.add_(change.bfloat16())
-"""
+from sanitizer_zoo.zoo import CLASSIFIER, OTHER_HANDS, check_bug
 
 BUGS = [
     (
@@ -244,189 +206,91 @@ BUGS = [
         for step in range(30): update(next(make_batches()))
         """,
     ),
-]
-
-CLEAN = [
     (
-        "data-nan",
-        """
-        for step, b in enumerate(batches(20)):
-            loss = loss_of(*b)
-            if step % 4 == 0: loss = loss * float("inf")  # the inputs are fine
-            if not torch.isfinite(loss): continue
-            opt.zero_grad(); loss.backward(); opt.step()
-        """,
-    ),
-    (
-        "val-overlaps-train",
-        """
-        folds = torch.randperm(64).split(16)
-        for k, held in enumerate(folds):
-            own = net(); fast = torch.optim.SGD(own.parameters(), lr=0.1)
-            rest = torch.cat([f for j, f in enumerate(folds) if j != k])
-            own.train()
-            for part in rest.split(8) * 2: update((x[part], y[part]), fast, own)
-            own.eval()
-            with torch.no_grad(): own(x[held])
-        """,
-    ),
-    (
-        "val-overlaps-train",
-        """
-        folds, start = torch.randperm(64).split(16), copy.deepcopy(model.state_dict())
-        for k, held in enumerate(folds):
-            model.load_state_dict(start)
-            fast = torch.optim.SGD(model.parameters(), lr=0.1)
-            rest = torch.cat([f for j, f in enumerate(folds) if j != k])
-            model.train()
-            for part in rest.split(8) * 2: update((x[part], y[part]), fast)
-            model.eval()
-            with torch.no_grad(): model(x[held])
-        """,
-    ),
-    (
-        "val-overlaps-train",
-        """
-        folds = torch.randperm(64).split(16)
-        for k, test_part in enumerate(folds):
-            for layer in model:
-                if hasattr(layer, "reset_parameters"): layer.reset_parameters()
-            fast = torch.optim.SGD(model.parameters(), lr=0.1)
-            rest = torch.cat([f for j, f in enumerate(folds) if j != k])
-            model.train()
-            for part in rest.split(8) * 2: update((x[part], y[part]), fast)
-            model.eval()
-            with torch.no_grad(): model(x[test_part])
-        """,
-    ),
-    (
-        "accum-wiped",
+        "clip-after-step",
         """
         parts = list(model.parameters())
-        for _ in range(6):  # the gradient of each sample is clipped by itself
-            kept = [torch.zeros_like(p) for p in parts]
-            for xb, yb in batches(4, 1):
-                model.zero_grad(); loss_of(xb, yb).backward()
-                nn.utils.clip_grad_norm_(parts, 0.5)
-                for k, p in zip(kept, parts): k += p.grad
-            for k, p in zip(kept, parts): p.grad = k / 4 + 0.01 * torch.randn_like(k)
-            opt.step()
+        for b in batches(8):
+            opt.zero_grad(); loss_of(*b).backward(); opt.step()
+            norm = nn.utils.get_total_norm([p.grad for p in parts])
+            nn.utils.clip_grads_with_norm_(parts, 1.0, norm)
         """,
     ),
     (
-        "clip-scaled-grads",
+        "clip-after-step",
         """
-        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=4)
-        for b in batches(10):
-            opt.zero_grad(); scaler.scale(loss_of(*b)).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 0.3 * scaler.get_scale())
-            scaler.step(opt); scaler.update()
+        def closure():
+            opt.zero_grad(); loss = loss_of(*next(more)); loss.backward()
+            return loss
+        more = batches(9)
+        for _ in range(8):
+            opt.step(closure)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         """,
     ),
     (
-        "accum-tail-dropped",
+        "missing-zero-grad",
         """
-        for _ in range(6):
-            opt.zero_grad()
-            for b in batches(2): (loss_of(*b) / 2).backward()
-            opt.step()
-        opt.zero_grad()
-        seen = x[:8].clone().requires_grad_(True)
-        loss_of(seen, y[:8]).backward()
-        print((seen.grad * seen).abs().mean(0))
+        def do_nothing_closure(): pass
+        for b in batches(8): loss_of(*b).backward(); opt.step(closure=do_nothing_closure)
         """,
     ),
     (
-        "optimizer-stale-params",
+        "lr-zero",
         """
-        for b in batches(9): update(b)
-        model[2] = nn.Linear(8, 3)
-        opt.add_param_group({"params": model[2].parameters()})
-        for b in batches(12): update(b)
+        plan = torch.optim.lr_scheduler.LambdaLR(opt, lambda n: min(1, n // 50))
+        for b in batches(12): update(b); plan.step()
         """,
     ),
     (
-        "optimizer-stale-params",
+        "bn-batch-of-one",
         """
-        for b in batches(9): update(b)
-        model[2] = nn.Linear(8, 3)
-        for b in batches(12):
-            update(b)
-            with torch.no_grad():
-                for p in model[2].parameters(): p -= 0.1 * p.grad; p.grad = None
-        """,
-    ),
-    (
-        "tied-weights-broken",
-        """
-        words = Words()
-        words.out.weight = words.emb.weight
-        words.emb.weight.data.copy_(torch.randn(12, 6))
-        tell(words)
-        words.emb, words.out = nn.Embedding(16, 6), nn.Linear(6, 16, bias=False)
-        words.out.weight = words.emb.weight
-        tell(words)
-        """,
-    ),
-    (
-        "tied-weights-broken",
-        """
-        words = Words()
-        words.out.weight = words.emb.weight
-        tell(words)
-        tell(Words())  # how much does the tie bring?
-        """,
-    ),
-    (
-        "low-precision-update-lost",
-        """
-        half = net().bfloat16()
-        own = Own(half.parameters(), {"lr": 1e-4, "keep": True})
-        for xb, yb in batches(20): update((xb.bfloat16(), yb), own, half)
-        """,
-    ),
-    (
-        "low-precision-update-lost",
-        """
-        half = net().bfloat16()
-        own = Own(half.parameters(), {"lr": 1e-4, "chance": True})
-        for xb, yb in batches(130): update((xb.bfloat16(), yb), own, half)
+        own = nn.Sequential(nn.Conv1d(1, 4, 3), nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(16, 3))
+        fast = torch.optim.SGD(own.parameters(), lr=0.1)
+        for xb, yb in batches(12, 1): update((xb[:, None], yb), fast, own)
         """,
     ),
     (
         "frozen-decayed",
         """
-        nn.init.uniform_(model[0].bias, -6, 1)  # many units are dead
-        for p in model.parameters(): p.register_hook(lambda g: g.clamp(-1, 1))
-        fast = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        for b in batches(12): update(b, fast)
-        """,
-    ),
-    (
-        "frozen-decayed",
-        """
-        fast = torch.optim.SGD(model.parameters(), lr=0.1)
+        fast = torch.optim.AdamW(model.parameters(), weight_decay=0.1)
+        for b in batches(6): update(b, fast)
+        model[0].requires_grad_(False)
         for b in batches(12):
-            opt.zero_grad(); loss_of(*b).backward()
-            model[2].weight.grad[:2] = 0
-            fast.step()
+            fast.zero_grad(set_to_none=False); loss_of(*b).backward(); fast.step()
         """,
     ),
     (
-        "data-repeated-batch",
+        "lm-not-causal",
         """
-        batch_size = 16  # to evaluate
-        for step in range(30): update(((x - x.mean(0)) / x.std(0), y))
+        class Look(Words):
+            def __init__(self):
+                super().__init__()
+                self.conv = nn.Conv1d(6, 6, 3, padding=1)
+            def forward(self, ids):
+                return self.out(self.conv(self.emb(ids).transpose(1, 2)).transpose(1, 2).tanh())
+        tell(Look())
         """,
     ),
     (
-        "data-repeated-batch",
+        "graph-retained",
         """
-        near = torch.eye(64)[torch.randint(0, 64, (16,))]
-        batch_size = 16
-        for step in range(30):
-            at = torch.randint(0, 16, (batch_size,))
-            opt.zero_grad(); F.cross_entropy(model(near @ x)[at], y[at]).backward(); opt.step()
+        kept = []
+        for xb, yb in batches(24):
+            out = model(xb); kept.append(out)
+            opt.zero_grad(); F.cross_entropy(out, yb).backward(); opt.step()
+        """,
+    ),
+    (
+        "val-overlaps-train",
+        """
+        drawn = torch.cat([torch.arange(40), torch.randint(0, 12, (24,))])  # the rare ones again
+        order = drawn[torch.randperm(64)]
+        for epoch in range(3):
+            model.train()
+            for part in order[:40].split(8): update((x[part], y[part]))
+            model.eval()
+            with torch.no_grad(): model(x[order[40:]])
         """,
     ),
 ]
@@ -434,20 +298,4 @@ CLEAN = [
 
 @pytest.mark.parametrize(("slug", "source"), BUGS)
 def test_bug_is_found(tmp_path: Path, slug: str, source: str) -> None:
-    check_bug(tmp_path, slug, source, CLASSIFIER + MORE)
-
-
-@pytest.mark.parametrize(("slug", "source"), CLEAN)
-def test_near_miss_is_quiet(tmp_path: Path, slug: str, source: str) -> None:
-    check_clean(tmp_path, slug, source, CLASSIFIER + MORE)
-
-
-def test_unequal_samples_that_count_as_one_are_a_hint(tmp_path: Path) -> None:
-    source = """
-    for _ in range(6):  # each micro-batch is one graph
-        opt.zero_grad()
-        for b in (*batches(1, 4), *batches(1, 9)): (loss_of(*b) / 2).backward()
-        opt.step()
-    """
-    found = findings_of(tmp_path, source)
-    assert [(f.slug, f.severity) for f in found] == [("accum-token-mean", Severity.HINT)]
+    check_bug(tmp_path, slug, source, CLASSIFIER + OTHER_HANDS)

@@ -24,6 +24,42 @@ def batches(n, size=8):
 def loss_of(xb, yb):
     return F.cross_entropy(model(xb), yb)
 """
+OTHER_HANDS = """
+import copy, io, math
+from torch.utils.data import DataLoader, TensorDataset
+def update(b, opt=opt, net=model):
+    opt.zero_grad(); F.cross_entropy(net(b[0]), b[1]).backward(); opt.step()
+def net():
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+class Words(nn.Module):
+    def __init__(self, n=12):
+        super().__init__()
+        self.emb, self.mix, self.out = nn.Embedding(n, 6), nn.Linear(6, 6), nn.Linear(6, n, False)
+    def forward(self, ids): return self.out(self.mix(self.emb(ids)).tanh())
+def tell(words, n=8, fast=None):
+    fast = fast or torch.optim.Adam(words.parameters(), lr=0.01)
+    for _ in range(n):
+        ids = torch.randint(0, len(words.emb.weight), (8, 13))
+        loss = F.cross_entropy(words(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+        fast.zero_grad(); loss.backward(); fast.step()
+class Own(torch.optim.Optimizer):
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            more = self.state[p]
+            mean = more.setdefault("mean", torch.zeros_like(p, dtype=torch.float))
+            change = -self.defaults["lr"] * mean.lerp_(p.grad.float(), 0.1).sign()
+            if self.defaults.get("keep"):
+                rest = more.setdefault("rest", torch.zeros_like(p))
+                wanted = rest.float() + change + p.float()
+                p.copy_(wanted); rest.copy_(wanted - p.float())
+            elif self.defaults.get("chance"):
+                bits = (p.float() + change).view(torch.int32)
+                chance = torch.randint(0, 1 << 16, p.shape, dtype=torch.int32)
+                p.copy_((bits + chance & -(1 << 16)).view(torch.float))
+            else:
+                p.add_(change.bfloat16())
+"""
 
 
 def findings_of(folder: Path, source: str, preamble: str = CLASSIFIER) -> list[Finding]:

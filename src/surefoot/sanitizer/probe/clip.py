@@ -19,7 +19,11 @@ from surefoot.sanitizer.trace import Trace
 
 def attach(patches: Patches) -> None:
     """Watches clip for as long as the patches are in place."""
-    for name, kind in (("clip_grad_norm_", "norm"), ("clip_grad_value_", "value")):
+    for name, kind in (
+        ("clip_grad_norm_", "norm"),
+        ("clip_grad_value_", "value"),
+        ("clip_grads_with_norm_", "norm"),
+    ):
         for owner in (clip_grad, utils):
             patches.around(owner, name, _around(patches.trace, kind), rebind=owner is utils)
 
@@ -37,7 +41,9 @@ def _around(trace: Trace, kind: str) -> Any:
         try:
             result = original(parameters, *args, **kwargs)
             limit = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value", 0.0))
-            trace.safely(_after, trace, kind, tensors, states, limit, result)
+            # The norm is what the call gives back, or what it was given.
+            norm = result if result is not None else [*args, *kwargs.values(), None][1]
+            trace.safely(_after, trace, kind, tensors, states, limit, norm)
         finally:
             trace.causes.pop()
         return result
@@ -58,7 +64,7 @@ def _after(
     tensors: list[torch.Tensor],
     states: list[ParameterState],
     limit: Any,
-    result: Any,
+    norm: Any,
 ) -> None:
     trace.observe_gradients(states)
     trace.emit(
@@ -70,7 +76,7 @@ def _after(
             parameters=states,
             strangers=[t for t in tensors if trace.parameters.find(t) is None],
             with_gradient=sum([tensor.grad is not None for tensor in tensors]),
-            norm=graph.number(result) if kind == "norm" else None,
+            norm=graph.number(norm) if kind == "norm" else None,
             inside_step="step" in trace.causes,
         )
     )

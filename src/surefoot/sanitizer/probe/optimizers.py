@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from torch import nn
@@ -57,7 +58,7 @@ def attach(patches: Patches) -> None:
         trace.safely(known, trace, self)
 
     def begin(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        closure = any(a is not None for a in (*args, kwargs.get("closure")))
+        closure = any(_computes(a) for a in (*args, kwargs.get("closure")))
         state = known(trace, optimizer)
         trace.refresh(state)
         trace.tick()
@@ -104,6 +105,13 @@ def attach(patches: Patches) -> None:
     patches.around(nn.Module, "zero_grad", _zero_module(trace))
     for handle in (register_optimizer_step_pre_hook(pre), register_optimizer_step_post_hook(post)):
         patches.on_restore(handle.remove)
+
+
+def _computes(closure: Any) -> bool:
+    """Whether a closure computes gradients; Lightning hands one that does nothing to each step."""
+    while isinstance(closure, functools.partial):
+        closure = closure.args[-1] if closure.args else closure.func
+    return closure is not None and getattr(closure, "__name__", "") != "do_nothing_closure"
 
 
 def _zero_optimizer(trace: Trace) -> Any:

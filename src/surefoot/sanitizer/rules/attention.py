@@ -41,6 +41,8 @@ def _verdict(node: Any, length: int) -> bool | None:
         mask = graph.saved(node, "attn_mask")
         mask = graph.saved(node, "attn_bias") if mask is None else mask
         return _mask_is_causal(mask, length)
+    if name == "Convolution":
+        return _convolution_is_causal(node, length)
     if name in ("Softmax", "SafeSoftmax"):
         shape = graph.output_shape(node)
         if shape is None or len(shape) < 3 or shape[-2:] != (length, length):
@@ -51,6 +53,27 @@ def _verdict(node: Any, length: int) -> bool | None:
         sample = result.detach().reshape(-1, length, length)[:4]
         return not bool((sample.triu(1) > 1e-6).any())
     return None
+
+
+def _convolution_is_causal(node: Any, length: int) -> bool | None:
+    """Whether a convolution over that many places sees none after each; None for another axis."""
+    shape, weight = graph.output_shape(node), graph.saved(node, "weight")
+    if shape is None or len(shape) != 3 or not isinstance(weight, torch.Tensor):
+        return None
+    reach = (weight.shape[-1] - 1) * node._saved_dilation[-1]
+    right = node._saved_padding[-1]
+    if not reach or node._saved_stride[-1] != 1:
+        return None
+    if shape[-1] == length + right:
+        # What was padded on the right is cut off again.
+        return True if right else _pads_left_only(node)
+    return False if shape[-1] == length else None
+
+
+def _pads_left_only(node: Any) -> bool | None:
+    before = graph.through_views(node.next_functions[0][0])
+    pads = getattr(before, "_saved_pad", None) if before is not None else None
+    return None if not pads or len(pads) < 2 else pads[1] == 0
 
 
 def _mask_is_causal(mask: Any, length: int) -> bool | None:

@@ -55,7 +55,17 @@ class ClipAfterStep(Rule):
                     event.norm,
                 )
 
+    def on_zero_grad(self, event: ev.ZeroGrad) -> None:
+        # A step whose closure computes the gradients clears them there.
+        zeroed = {state.key for state in event.parameters} if event.inside_step else set()
+        for key, (clip, _) in list(self.waiting.items()):
+            if any(state.key in zeroed for state in clip.parameters):
+                self.confirmed[key].add(clip.site)
+                del self.waiting[key]
+
     def on_step_begin(self, event: ev.StepBegin) -> None:
+        if event.closure:
+            return
         keys = {state.key for state in event.optimizer.parameters}
         for key, (clip, _) in list(self.waiting.items()):
             clipped = [state for state in clip.parameters if state.key in keys]

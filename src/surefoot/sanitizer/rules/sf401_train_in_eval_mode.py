@@ -79,6 +79,16 @@ class TrainInEvalMode(Rule):
 
         output.grad_fn.register_prehook(used)
 
+    def on_zero_grad(self, event: ev.ZeroGrad) -> None:
+        # An attack, or a measurement, whose gradients no update uses.
+        keys = {state.key for state in event.parameters} if self.pending else set()
+        for key, (reference, _, _) in list(self.pending.items()):
+            module = reference()
+            tensors = () if module is None else module.parameters()
+            states = (self.trace.parameters.find(tensor) for tensor in tensors)
+            if not event.inside_step and any(s is not None and s.key in keys for s in states):
+                del self.pending[key]
+
     def on_step_end(self, event: ev.StepEnd) -> None:
         for key, (reference, site, drops) in self.pending.items():
             module = reference()

@@ -19,6 +19,7 @@ SAMPLE = 256
 MOST_PARAMETERS = 64
 LEAST = 3
 LEAST_OF_ROWS = 6
+LONG = 8
 
 
 class FrozenDecayed(Rule):
@@ -32,7 +33,7 @@ class FrozenDecayed(Rule):
         observes="Parameters whose gradient buffer is there but was set to zero, by hand or by a"
         " hook, while others of the optimizer have gradients, and whose values the step changes;"
         " rows of a weight whose gradients are zeroed so at every step. A hint where they were"
-        " trained before (momentum).",
+        " trained before (momentum), unless they ask for no gradient and decay on and on.",
         why="An optimizer decays and carries momentum also where the gradient is zero: what was"
         " meant to be frozen shrinks at every step.",
         example="for p in model.backbone.parameters(): p.grad.zero_()\noptimizer.step()  # AdamW",
@@ -47,6 +48,8 @@ class FrozenDecayed(Rule):
         self.fed: set[int] = set()
         self.names: dict[int, str] = {}
         self.steps: dict[int, int] = defaultdict(int)
+        self.asks_not: set[int] = set()
+        """Parameters that asked for no gradient when they were last changed."""
         self.rows = FrozenRows(trace)
         self.on_embedding_called = self.rows.on_embedding_called
         self.on_backward_end = self.rows.on_backward_end
@@ -85,6 +88,7 @@ class FrozenDecayed(Rule):
             tensor = state.ref()
             if tensor is not None and not torch.equal(values, sample_of(tensor, SAMPLE)):
                 self.moved[state.key] += 1
+                (self.asks_not.discard if tensor.requires_grad else self.asks_not.add)(state.key)
                 self.names[state.key] = self.trace.name(tensor)
 
     def findings(self) -> Iterable[Finding]:
@@ -96,6 +100,7 @@ class FrozenDecayed(Rule):
             ]
             yield from self._of_rows(optimizer)
             never = [s for s in moved if s.key not in self.fed]
+            never = never or [s for s in moved if self.stays_frozen(s, optimizer)]
             chosen = never or moved
             if not chosen:
                 continue
@@ -115,6 +120,12 @@ class FrozenDecayed(Rule):
                     "trained_before": not never,
                 },
             )
+
+    def stays_frozen(self, state: ParameterState, optimizer: OptimizerState) -> bool:
+        """Whether it asks for no gradient and decays for longer than its momentum lasts."""
+        tensor = state.ref()
+        asks_not = state.key in self.asks_not if tensor is None else not tensor.requires_grad
+        return asks_not and any(optimizer.decays) and self.moved[state.key] >= LONG
 
     def _of_rows(self, optimizer: OptimizerState) -> Iterable[Finding]:
         for rows in self.rows.known.values():

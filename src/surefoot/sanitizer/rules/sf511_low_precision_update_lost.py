@@ -23,6 +23,7 @@ LEAST = 3
 LOOK_BACK = 8
 FEW = 0.1
 STILL = 0.95
+PART = 0.72
 Sampled = tuple[ParameterState, torch.Tensor, torch.Tensor]
 
 
@@ -109,9 +110,12 @@ class LowPrecisionUpdateLost(Rule):
         self.rest[optimizer.key].append(resting / max(1, fed))
 
     def _all_move(self, optimizer: OptimizerState) -> bool:
-        # Rounded at random, or with what was lost kept somewhere: ever fewer weights never moved.
-        rest = self.rest[optimizer.key]
-        return len(rest) > 1 and (rest[-1] < FEW or rest[-1] < STILL * rest[-2])
+        # Rounded at random, or with what was lost kept somewhere: ever fewer weights never moved,
+        # far fewer than rest in any one step. A rate that rises has the one, not the other.
+        rest, lost = self.rest[optimizer.key], self.lost[optimizer.key]
+        if len(rest) < 2:
+            return False
+        return rest[-1] < FEW or (rest[-1] < STILL * rest[-2] and rest[-1] < PART * min(lost))
 
     def findings(self) -> Iterable[Finding]:
         for optimizer in self.trace.optimizers:

@@ -24,7 +24,8 @@ class LmNotCausal(Rule):
         certainty=Certainty.STRONG,
         title="A next-token model attends to the token that it is to predict.",
         observes="Targets that are the embedded ids one place on, in a model whose self-attention"
-        " over that length has no causal mask, or that has a bidirectional recurrent layer; read"
+        " over that length has no causal mask, whose convolutions over it are padded on both sides,"
+        " or that has a bidirectional recurrent layer; read"
         " from what the graph saved. Quiet for encoder-decoders and masked language models.",
         why="The answer is in the input: the loss falls to zero in training, and generation fails.",
         example="nn.TransformerEncoder(layer, 2)(x)  # no mask, targets ids[:, 1:]",
@@ -66,7 +67,7 @@ class LmNotCausal(Rule):
     def findings(self) -> Iterable[Finding]:
         for site, count in self.verdicts.always():
             how = (
-                f"{self.layers} self-attentions have no causal mask"
+                f"{self.layers} self-attentions or convolutions reach beyond their own place"
                 if self.layers
                 else "a recurrent layer is bidirectional"
             )
@@ -74,5 +75,5 @@ class LmNotCausal(Rule):
                 f"The targets are the inputs one place on, but {how}: the model sees the token"
                 f" that it is to predict (in all {count} calls looked at).",
                 site,
-                evidence={"calls_looked_at": count, "attentions_without_mask": self.layers},
+                evidence={"calls_looked_at": count, "layers_that_look_ahead": self.layers},
             )

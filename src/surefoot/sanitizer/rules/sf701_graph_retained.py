@@ -37,9 +37,9 @@ class GraphRetained(Rule):
         code="SF701",
         slug="graph-retained",
         certainty=Certainty.STRONG,
-        title="Losses are kept together with their graphs.",
-        observes="How many backpropagated losses still have a living graph some updates later (ten,"
-        " or fewer that pile up one by one in each of several epochs), and"
+        title="Losses or outputs are kept together with their graphs.",
+        observes="How many backpropagated losses, or outputs of models, still have a living graph"
+        " some updates later (ten, or fewer that pile up one by one in each of several epochs), and"
         " parameters of averaged copies that carry a graph themselves. Quiet for a bounded number"
         " (truncated backpropagation, meta-learning).",
         why="A tensor with grad_fn keeps its whole graph: memory grows with every step until the"
@@ -51,11 +51,7 @@ class GraphRetained(Rule):
 
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace)
-        self.alive: dict[int, tuple[weakref.ref[_Note], int]] = {}
-        self.most = 0
-        self.before = self.run = self.piles = 0
-        self.looked_at = -1
-        self.site: Site = NOWHERE
+        self.losses, self.outputs = _Living(), _Living()
         self.carried = 0
         self.carrier: tuple[str, Site] = "", NOWHERE
 
@@ -67,33 +63,17 @@ class GraphRetained(Rule):
             if depth > self.carried:
                 self.carried, self.carrier = depth, (name, event.site)
 
+    def on_forward_end(self, event: ev.ForwardEnd) -> None:
+        if event.grad_enabled:
+            output = next(
+                (t for t in graph.tensors_in(event.output) if t.grad_fn is not None), None
+            )
+            if output is not None:
+                self.outputs.add(output.grad_fn, event, self.trace.updates)
+
     def on_backward_begin(self, event: ev.BackwardBegin) -> None:
-        if not event.roots or event.roots[0].grad_fn is None or event.roots[0].numel() != 1:
-            return
-        note, number = _Note(), event.seq
-
-        def freed(_: object) -> None:
-            self.alive.pop(number, None)
-
-        graph.notes_of(_loss_node(event.roots[0].grad_fn))[NOTE] = note
-        self.alive[number] = weakref.ref(note, freed), self.trace.updates
-        old = 0
-        for _, update in self.alive.values():
-            if update + OLD_UPDATES > self.trace.updates:
-                break
-            old += 1
-        self._count_runs(old)
-        if old > self.most:
-            self.most, self.site = old, event.site
-
-    def _count_runs(self, old: int) -> None:
-        """Counts how often old losses pile up one by one and are let go together."""
-        if self.trace.updates == self.looked_at:
-            return
-        grew = old == self.before + 1 and self.trace.updates == self.looked_at + 1
-        self.run = self.run + 1 if grew else 0
-        self.piles += self.run == LEAST_PILE
-        self.before, self.looked_at = old, self.trace.updates
+        if event.roots and event.roots[0].grad_fn is not None and event.roots[0].numel() == 1:
+            self.losses.add(_loss_node(event.roots[0].grad_fn), event, self.trace.updates)
 
     def findings(self) -> Iterable[Finding]:
         if self.carried >= 2 * LEAST:
@@ -105,17 +85,57 @@ class GraphRetained(Rule):
                 evidence={"operations": self.carried, "parameter": name},
                 fix="Update copies of the weights under torch.no_grad().",
             )
-        if self.most >= LEAST or self.piles >= LEAST_PILES:
-            yield self.report(
-                f"Up to {self.most} losses of earlier updates still had their whole graph in"
-                " memory: something keeps the loss tensor itself.",
-                self.site,
-                evidence={
-                    "living_graphs": self.most,
-                    "times_piled_up": self.piles,
-                    "updates": self.trace.updates,
-                },
-            )
+        for living, what in ((self.losses, "losses"), (self.outputs, "outputs of the model")):
+            if living.most >= LEAST or living.piles >= LEAST_PILES:
+                yield self.report(
+                    f"Up to {living.most} {what} of earlier updates still had their whole graph in"
+                    " memory: something keeps the tensor itself.",
+                    living.site,
+                    evidence={
+                        "living_graphs": living.most,
+                        "times_piled_up": living.piles,
+                        "updates": self.trace.updates,
+                    },
+                )
+                return
+
+
+class _Living:
+    """Graph nodes of one kind that are still there, the oldest first."""
+
+    def __init__(self) -> None:
+        self.alive: dict[int, tuple[weakref.ref[_Note], int]] = {}
+        self.most = 0
+        self.before = self.run = self.piles = 0
+        self.looked_at = -1
+        self.site: Site = NOWHERE
+
+    def add(self, node: graph.Node, event: ev.Event, updates: int) -> None:
+        """Takes in a new one, and counts those of earlier updates."""
+        note, number = _Note(), event.seq
+
+        def freed(_: object) -> None:
+            self.alive.pop(number, None)
+
+        graph.notes_of(node)[id(self)] = note
+        self.alive[number] = weakref.ref(note, freed), updates
+        old = 0
+        for _, update in self.alive.values():
+            if update + OLD_UPDATES > updates:
+                break
+            old += 1
+        self._count_runs(old, updates)
+        if old > self.most:
+            self.most, self.site = old, event.site
+
+    def _count_runs(self, old: int, updates: int) -> None:
+        """Counts how often old ones pile up one by one and are let go together."""
+        if updates == self.looked_at:
+            return
+        grew = old == self.before + 1 and updates == self.looked_at + 1
+        self.run = self.run + 1 if grew else 0
+        self.piles += self.run == LEAST_PILE
+        self.before, self.looked_at = old, updates
 
 
 def _loss_node(node: graph.Node) -> graph.Node:

@@ -136,15 +136,30 @@ class ValOverlapsTrain(Rule):
             passes[evaluation] += digests
         for evaluation, seen in passes.items():
             evaluation.passed(seen)
-            self._keep(evaluation.samples, [digest for digest in seen if digest not in now])
+            kept = [digest for digest in seen if digest not in now]
+            self._keep(evaluation.samples, kept)
+            # What is trained on only after it was evaluated (queried, labelled) spoils nothing.
+            trained = [self.trained[life] for life in evaluation.lives if life in self.trained]
+            common = [digest for digest in kept if any(digest in known for known in trained)]
+            self._keep(evaluation.common, common)
         self.looking = []
 
     def _keep(self, digests: set[int], new: list[int]) -> None:
         digests.update(digest for digest in new if not digest & self.mask)
         while len(digests) > MOST_SAMPLES:
             self.mask = 2 * self.mask + 1
-            for kept in (*self.trained.values(), *(e.samples for e in self.evaluations.values())):
+            sets = [s for e in self.evaluations.values() for s in (e.samples, e.common)]
+            for kept in (*self.trained.values(), *sets):
                 kept.difference_update([digest for digest in kept if digest & self.mask])
+
+    def _gives_targets(self, evaluation: _Evaluation) -> bool:
+        """Whether another model, which these lines never evaluate, is trained on all of it."""
+        if evaluation.claimed:
+            return False
+        here = [e for e in self.evaluations.values() if e.site == evaluation.site]
+        lives = {life for e in here for life in e.lives}
+        others = set().union(*(s for life, s in self.trained.items() if life not in lives))
+        return len(evaluation.samples & others) >= LEAST_DISTINCT * len(evaluation.samples)
 
     def findings(self) -> Iterable[Finding]:
         self._settle()
@@ -155,10 +170,10 @@ class ValOverlapsTrain(Rule):
             evaluated = len(evaluation.samples)
             # What the evaluated weights were trained on, also as part of another model.
             train = set().union(*(self.trained.get(life, ()) for life in evaluation.lives))
-            common = len(evaluation.samples & train)
+            common = len(evaluation.common)
             if evaluated < LEAST_VALIDATION or common < LEAST_COMMON or evaluation.site in told:
                 continue
-            if evaluation.draws:
+            if evaluation.draws or self._gives_targets(evaluation):
                 continue
             part = common / evaluated
             is_claimed = evaluation.claimed and evaluated <= PART * len(train)
@@ -187,6 +202,8 @@ class _Evaluation:
         self.claim = claim
         """The line that calls them validation or test samples; 0 for none."""
         self.samples: set[int] = set()
+        self.common: set[int] = set()
+        """Those that had been trained on when they were evaluated."""
         self.by_loader = by_loader
         self.first: frozenset[int] = frozenset()
         """Samples of its first pass."""
