@@ -252,6 +252,15 @@ CLEAN = [
             opt.zero_grad(); F.cross_entropy(out, yb).backward(); opt.step()
         """,
     ),
+    (
+        "sigmoid-before-bcelogits",
+        """
+        for xb, yb in batches(12):  # logits between -4 and 4
+            bounded = 8 * torch.sigmoid(model(xb)) - 4
+            loss = F.binary_cross_entropy_with_logits(bounded, F.one_hot(yb, 3).float())
+            opt.zero_grad(); loss.backward(); opt.step()
+        """,
+    ),
 ]
 
 
@@ -269,3 +278,16 @@ def test_unequal_samples_that_count_as_one_are_a_hint(tmp_path: Path) -> None:
     """
     found = findings_of(tmp_path, source)
     assert [(f.slug, f.severity) for f in found] == [("accum-token-mean", Severity.HINT)]
+
+
+def test_a_group_that_is_frozen_for_a_stage_is_a_hint(tmp_path: Path) -> None:
+    source = """
+    fast = torch.optim.SGD([
+        {"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters(), "lr": 0.1},
+    ])
+    for i, (xb, yb) in enumerate(batches(16)):
+        if i == 8: fast.param_groups[0]["lr"] = 0.01
+        fast.zero_grad(); loss_of(xb, yb).backward(); fast.step()
+    """
+    found = findings_of(tmp_path, source)
+    assert [(f.slug, f.severity) for f in found] == [("lr-zero", Severity.HINT)]

@@ -293,6 +293,37 @@ BUGS = [
             with torch.no_grad(): model(x[order[40:]])
         """,
     ),
+    (
+        "sigmoid-before-bcelogits",
+        """
+        def chance(v): return 1 / (1 + torch.exp(-model(v)))
+        for xb, yb in batches(12):
+            loss = F.binary_cross_entropy_with_logits(chance(xb), F.one_hot(yb, 3).float())
+            opt.zero_grad(); loss.backward(); opt.step()
+        """,
+    ),
+    (
+        "sched-wrong-unit",
+        """
+        plan = torch.optim.lr_scheduler.LambdaLR(opt, lambda n: 1 - n / 100)
+        for epoch in range(5):
+            for b in batches(20): update(b)
+            plan.step()
+        """,
+    ),
+    (
+        "resume-missing-state",
+        """
+        fast = torch.optim.AdamW(model.parameters())
+        file = io.BytesIO()
+        for b in batches(9): update(b, fast)
+        torch.save({"net": model.state_dict(), "done": 9}, file)
+        saved = torch.load(io.BytesIO(file.getvalue()))
+        model.load_state_dict(saved["net"])
+        fast = torch.optim.AdamW(model.parameters())
+        for b in batches(18 - saved["done"]): update(b, fast)
+        """,
+    ),
 ]
 
 

@@ -120,6 +120,23 @@ def through_views(node: Node, also: tuple[str, ...] = ()) -> Node:
     return node
 
 
+def is_sigmoid(node: Node) -> bool:
+    """Whether a node is a sigmoid, or the end of one written out: 1 / (1 + exp(-x))."""
+    kinds = []
+    for _ in range(8):
+        node = through_views(node, ("Clamp", "ClampMin", "ClampMax", "Mul"))
+        if node is None:
+            break
+        kinds.append(kind(node))
+        parents = [following for following, _ in node.next_functions if following is not None]
+        if kinds[-1] == "Sigmoid" or len(parents) != 1:
+            break
+        node = parents[0]
+    return kinds[:1] == ["Sigmoid"] or (
+        kinds[:1] in (["Reciprocal"], ["Div"], ["Pow"]) and kinds[1:3] in (["Add", "Exp"],)
+    )
+
+
 def output_shape(node: Node, index: int = 0) -> tuple[int, ...] | None:
     """Shape of output `index` of a node."""
     try:

@@ -38,6 +38,8 @@ TINY = 1e-3
 """A rate below this share of the highest trains nothing any more."""
 HORIZONS = ("T_max", "total_steps", "total_iters")
 
+NEARLY = 0.9
+
 
 class SchedWrongUnit(Rule):
     """Horizon of the object against the number of L."""
@@ -75,6 +77,8 @@ class SchedWrongUnit(Rule):
         self.peak: dict[int, float] = defaultdict(float)
         self.tiny: dict[int, int] = defaultdict(int)
         self.rises: dict[int, int] = defaultdict(int)
+        self.rates: dict[int, tuple[float, float]] = {}
+        """By scheduler: the rate before its first step and after its latest."""
         self.below_zero: dict[int, int] = defaultdict(int)
         self.stepped_at: dict[int, tuple[int, int]] = {}
         self.outcome = "completed"
@@ -99,6 +103,7 @@ class SchedWrongUnit(Rule):
         if direction:
             self.direction[key] = direction
         self.rises[key] += direction > 0
+        self.rates[key] = self.rates.get(key, (before, after))[0], after
         self.at_zero[key] += after == 0.0
         self.peak[key] = max(self.peak[key], before, after)
         self.tiny[key] += after < TINY * self.peak[key]
@@ -222,6 +227,12 @@ class SchedWrongUnit(Rule):
             return (
                 f"{state} raised the rate at each of its {steps} steps and the run was over: it"
                 f" never got past its warm-up in {updates} updates."
+            )
+        first, last = self.rates.get(state.key, (0.0, 0.0))
+        if state.kind == "LambdaLR" and steps >= LEAST_REPEATS and NEARLY * first < last < first:
+            return (
+                f"{state} lowered the rate by {1 - last / first:.1%} in {steps} steps and {updates}"
+                " updates: its lambda seems to count updates, and it is stepped per epoch."
             )
         return ""
 

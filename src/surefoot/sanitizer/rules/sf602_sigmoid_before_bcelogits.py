@@ -41,11 +41,12 @@ class SigmoidBeforeBceLogits(Rule):
             return
         if not event.grad_enabled or event.input.grad_fn is None:
             return
-        node = graph.through_views(event.input.grad_fn)
-        self.by_graph.add(event.site, node is not None and graph.kind(node) == "Sigmoid")
+        inside = True
         if event.input.device.type == "cpu" and event.input.numel():
             values = event.input.detach()
-            self.by_value.add(event.site, bool(((values >= 0) & (values <= 1)).all()))
+            inside = bool(((values >= 0) & (values <= 1)).all())
+            self.by_value.add(event.site, inside)
+        self.by_graph.add(event.site, inside and graph.is_sigmoid(event.input.grad_fn))
 
     def findings(self) -> Iterable[Finding]:
         proven = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ MESSAGES = ("print", "debug", "info", "warning", "log", "write", "format")
 MOST_STREAMS = 1000
 STREAMS = ("rng", "random")
 LEAST_UPDATES = 2
+LEAST_COUNT = 8
 
 
 class ResumeMissingState(Rule):
@@ -64,6 +65,8 @@ class ResumeMissingState(Rule):
         """Whether the checkpoint has the state of torch's random stream, which was not set yet:
         known by its bytes, or by its name only."""
         self.saved_streams: set[bytes] = set()
+        self.counted: set[str] = set()
+        """Keys whose value was the number of updates when it was saved."""
         self.updates_since = 0
         self.restored: set[int] = set()
         self.filled: set[int] = set()
@@ -73,7 +76,7 @@ class ResumeMissingState(Rule):
         self.restarts: list[tuple[Site, str]] = []
 
     def on_loaded(self, event: ev.Loaded) -> None:
-        counter = _counter(event.contents)
+        counter = _counter(event.contents, self.counted)
         if counter:
             self.loaded_at, self.counter, self.load_site = event.seq, counter, event.site
             self.counts_on = _reads(event.site.file, counter)
@@ -88,6 +91,11 @@ class ResumeMissingState(Rule):
             self.random_known = not self.saved_streams.isdisjoint(map(_bytes, states.values()))
 
     def on_saved(self, event: ev.Saved) -> None:
+        counts = {optimizer.steps for optimizer in self.trace.optimizers}
+        for key, value in event.contents.items() if isinstance(event.contents, Mapping) else ():
+            is_number = isinstance(value, int) and not isinstance(value, bool)
+            if isinstance(key, str) and is_number and value >= LEAST_COUNT and value in counts:
+                self.counted.add(key)
         states = {_bytes(state) for state in _byte_tensors(event.contents).values()}
         if states and len(self.saved_streams) < MOST_STREAMS:
             # Of the global stream, not of a generator of the script's own.
@@ -203,13 +211,14 @@ class ResumeMissingState(Rule):
             )
 
 
-def _counter(contents: Any) -> str:
+def _counter(contents: Any, counted: Container[str]) -> str:
     """The key of a counter in a checkpoint that has weights too; empty where there is none."""
     if not isinstance(contents, Mapping):
         return ""
     has_weights = any(isinstance(v, Mapping) and _is_weights(v) for v in contents.values())
     for key, value in contents.items():
         named = isinstance(key, str) and any(word in key.lower() for word in COUNTERS)
+        named = named or key in counted
         if named and isinstance(value, int) and not isinstance(value, bool) and has_weights:
             return str(key)
     return ""
