@@ -279,3 +279,24 @@ def test_a_validation_loss_that_falls_all_along_follows_though_the_train_loss_is
     loss[50:75] -= 0.015
     validation = {n: 0.0533 - 0.0095 * n / COUNT for n in range(4, COUNT, 10)}
     assert examined({"loss": loss, "lr": cosine(1e-4)}, validation=validation).is_healthy
+
+
+@pytest.mark.parametrize("decays", [True, False])
+def test_a_rate_that_is_kept_has_nothing_left_to_bring(decays: bool) -> None:
+    """As its rate decays a small model gains a little yet; at a rate that is kept who gains as much
+    is learning still."""
+    rate = cosine() if decays else np.full(COUNT, 1e-3)
+    done = np.cumsum(rate) / rate.sum()
+    share = 0.62 + 0.38 * np.exp(-done / 0.14)
+    loss = 4.6 * share + noise(0.05)
+    validation = {n: float(4.6 * share[n]) for n in range(9, COUNT, 15)}
+    found = examined({"loss": loss, "lr": rate}, validation=validation)
+    assert first(found) == ("underfitting" if decays else None)
+
+
+def test_a_jump_that_is_over_soon_is_seen_among_noisy_batches() -> None:
+    loss = falling(1.6, 0.5) + noise(0.2)
+    loss[200:] += 1.5 * np.exp(-np.arange(200) / 5)
+    columns = {"loss": loss, "lr": cosine()}
+    found = examined(columns, events=(Event("resume", 200, "resumed"),))
+    assert first(found) == "resume-jump"

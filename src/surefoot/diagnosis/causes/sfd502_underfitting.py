@@ -14,11 +14,13 @@ HIGH = 0.5
 """Share of the first loss that is left at least."""
 STALLED = 0.045
 """Share of the whole way that is left at most after half of the run's rate."""
+KEPT = 3
+"""Times less than that at a rate that is kept: nothing is left for its decay to bring."""
 STALLED_HIGH = 0.15
 """The same, where classes are few and the loss is high for so few."""
 LEARNT = 0.05
 """Share of the first loss that was learnt at least."""
-FEW = 16
+FEW = 14
 """Classes above which a loss of more than half of a guess's is what language models end with."""
 HIGHER = 0.58
 """Share of the first loss that is left at least, where classes are few: above a good deal of wrong
@@ -67,7 +69,9 @@ class Underfitting(Cause):
         last = float(np.median(validation.values[-2:]))
         train = (loss.level(0.45, 0.6) - loss.level(0.85, 1.0)) / drop
         gap = (last - loss.end) / drop
-        most = STALLED_HIGH if _guesses_on(signals) else STALLED
+        most = STALLED / KEPT if signals.rate_is_kept else STALLED
+        if _guesses_on(signals):
+            most = STALLED_HIGH
         stalled = abs(signals.validation_left) < most and train < 2 * STALLED
         if not stalled or abs(gap) > TOGETHER or signals.validation_jitter > 0.02:
             return None
@@ -91,6 +95,7 @@ def _guesses_on(signals: Signals) -> bool:
     """Whether a loss that began at that of a guess among few classes ends not far below it: what
     the decay of the rate still brings does not make it a good one."""
     initial = signals.initial
-    classes = signals.num_classes or math.exp(min(initial, 20.0))
+    first = max(initial, float(signals.loss.values[0]))
+    classes = signals.num_classes or math.exp(min(first, 20.0))
     few = 2.5 < classes < FEW and initial < 1.3 * math.log(classes) and not signals.is_language
     return few and signals.loss.end > HIGHER * initial

@@ -130,7 +130,8 @@ def _after_softmax(signals: Signals) -> Verdict | None:
     if second > 0.25 * (first + second):
         return None
     near = (loss.end - floor) / max(signals.initial - floor, 1e-30)
-    if not stalls or near > 0.22 or signals.relative_drop < 0.1:
+    came_down = at_floor or signals.relative_drop > 0.1
+    if not stalls or near > 0.22 or not came_down:
         return None
     return Verdict(
         f"The loss stalls at {loss.end:.4g}, just above {floor:.4g}, the floor of cross-entropy"

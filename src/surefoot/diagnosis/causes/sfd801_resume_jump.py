@@ -13,8 +13,10 @@ from surefoot.diagnosis.signals import Signals
 
 NEAR = 5
 """Rows just before a resume whose level is compared."""
-LASTING = 25
-"""Rows before and after over which a jump smaller than the noise is sought."""
+WIDTHS = (4, 10, 25)
+"""Rows before and after over which a jump is sought: the longer, the smaller it may be."""
+SURE = 4.0
+"""Standard errors of the difference of two medians by which it is none of chance."""
 FASTER = 2.0
 """Times the most that the weights' norm had changed by from row to row before."""
 ODD = 1.25
@@ -78,18 +80,20 @@ def _resumes(signals: Signals) -> list[int]:
 
 def _judge(signals: Signals, place: int) -> Verdict | None:
     loss = signals.loss
-    before, after = loss.values[max(0, place - 15) : place], loss.values[place : place + 4]
+    before = loss.values[max(0, place - 15) : place]
     line = np.polynomial.Polynomial.fit(np.arange(-len(before), 0), before, 1)
     noise = max(spread(before - line(np.arange(-len(before), 0))), loss.noise)
     level = float(np.median(before[-NEAR:]))
-    jump = float(np.median(after)) - level
-    jumps = jump > max(4 * noise, 0.05 * abs(level))
-    if not jumps:
-        # A jump that lasts is seen by more rows where single ones are noisy.
-        before, after = loss.values[max(0, place - LASTING) : place], loss.values[place:][:LASTING]
+    # A jump that lasts is seen by more rows where single ones are noisy.
+    jumps = False
+    for width in WIDTHS:
+        before, after = loss.values[max(0, place - max(NEAR, width)) : place], loss.values[place:]
+        after = after[:width]
         unsure = 1.25 * noise * (1 / len(before) + 1 / len(after)) ** 0.5
         jump = float(np.median(after)) - float(np.median(before))
-        jumps = len(after) == LASTING and jump > max(4 * unsure, 0.05 * abs(level))
+        jumps = len(after) == width and jump > max(SURE * unsure, 0.05 * abs(level))
+        if jumps:
+            break
     rates, factor, odd_rate = _rate_step(signals, place)
     pace = _pace(signals, place)
     if not jumps and not odd_rate and pace < FASTER:
