@@ -166,9 +166,12 @@ def _be_rank(arguments: list[str], env: Mapping[str, str], faults: tuple[Fault, 
 
 
 def _arm(fault: Fault) -> None:
+    # The moment may come in a data worker, whose parent is the rank.
+    launcher = os.getppid()
+
     def fire() -> None:
         if fault.act == "signal":
-            send(fault, os.getppid())
+            send(fault, launcher)
             return
         write_time()
         while fault.act == "spin":
