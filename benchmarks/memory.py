@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy
@@ -21,6 +22,7 @@ from surefoot.memory import offload
 from surefoot.memory.budget import budget_blocks
 from surefoot.memory.offload import ActivationsOnHost, offload_blocks
 from surefoot.memory.recompute import recompute_blocks
+from surefoot.memory.weights_on_host import WeightsOnHost
 from surefoot.models.gpt import GPT, GPTConfig
 from surefoot.observe.text import format_bytes
 from surefoot.tasks.generation import GenerationTask
@@ -106,6 +108,28 @@ def measured(
     return peak_bytes(model, run, device), Counted.gone, min(seconds) * 1e3
 
 
+def with_weights(offloaded: bool, device: torch.device) -> tuple[int, float]:
+    """Peak bytes of a window with its weights and gradients on CUDA, and its milliseconds."""
+    torch.manual_seed(0)
+    sizes = {"num_layers": 24, "num_heads": 16, "num_kv_heads": 16, "embedding_dim": 1024}
+    model = GPT(GPTConfig.llama(vocabulary_size=1024, sequence_length=LENGTH, **sizes)).to(device)
+    away = WeightsOnHost(model, device).away if offloaded else nullcontext
+    ids = torch.randint(1024, (BATCH, LENGTH), device=device)
+    task = GenerationTask(1024)
+    seconds = []
+    for _ in range(1 + ROUNDS):
+        model.zero_grad()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        began = time.perf_counter()
+        with away():
+            task.loss_sum(model, {"input_ids": ids}).backward()
+            peak = torch.cuda.max_memory_allocated()
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return peak, min(seconds[1:]) * 1e3
+
+
 def main() -> None:
     """Measures each way in turn."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -134,6 +158,11 @@ def main() -> None:
             f"{name:<32} {format_bytes(peak):>10} at the peak, saves {saved:>10}, "
             f"{format_bytes(host):>9} on the host, {milliseconds:7.0f} ms"
         )
+    if device.type == "cuda":
+        for offloaded in (False, True):
+            peak, milliseconds = with_weights(offloaded, device)
+            name = "memory.offload_parameters=cpu" if offloaded else "24 layers of 1024 as they are"
+            print(f"{name:<32} {format_bytes(peak):>10} with weights, {milliseconds:7.0f} ms")
 
 
 if __name__ == "__main__":

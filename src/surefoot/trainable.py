@@ -21,6 +21,7 @@ from surefoot.core.plateau import Plateau, PlateauState
 from surefoot.core.reports import Observer
 from surefoot.core.stopping import EarlyStopping, StoppingState
 from surefoot.core.units import Steps
+from surefoot.data.batch import MicroBatch
 from surefoot.engine.decisions import Course, RuleState, WatchedMetric
 from surefoot.engine.device_clock import DeviceClock, TimedTask
 from surefoot.engine.evaluate import SumUp
@@ -34,6 +35,7 @@ from surefoot.engine.sampling import SampledPass, Sampling
 from surefoot.engine.signals import Signals
 from surefoot.engine.spike_guard import SpikeGuard, SpikePolicy, SpikeSettings
 from surefoot.engine.step import Update, UpdateParts
+from surefoot.memory.weights_on_host import WeightsOnHost, check_weights_on_host
 from surefoot.numerics.clipping import ClipNorm, NoClip, global_norm, gradients_of, weight_norm
 from surefoot.numerics.loss_scaling import DynamicLossScale, LossScale, NoLossScale, StaticLossScale
 from surefoot.numerics.measures import UnitWatch
@@ -113,13 +115,14 @@ def make_trainable(
     clock = DeviceClock(device) if is_timed else None
     timed = task if clock is None else TimedTask(task, clock)
     joint = joint_parts(laid_out, model, timed, precision, place, ledger.parameters)
+    run_pass = spared_pass(joint.run_pass, settings, model, device, place)
     loads = loads_of(task)
     sampling = make_sampling(settings, model, laid_out, log, optimizer, clock, loads)
     update = Update(
         UpdateParts(
             parameters=ledger.parameters,
             sum_over_ranks=joint.sum_over_ranks,
-            run_pass=watched_pass(joint.run_pass, loads, sampling),
+            run_pass=watched_pass(run_pass, loads, sampling),
             loss_scale=loss_scale,
             gradients_of=joint.gradients_of,
             global_norm=joint.global_norm,
@@ -156,7 +159,7 @@ def make_trainable(
         state,
         log,
         update,
-        FirstBad(model, joint.run_pass, loss_scale, device, place.ranks),
+        FirstBad(model, run_pass, loss_scale, device, place.ranks),
         joint.host_sums,
         clock.milliseconds if clock is not None else lambda: None,
         laid_out.cut,
@@ -224,6 +227,26 @@ def make_sampling(
     if loads is not None:
         sampling.loads = loads.measures
     return sampling
+
+
+def spared_pass(
+    run_pass: Pass, settings: Settings, model: nn.Module, device: torch.device, place: Place
+) -> Pass:
+    """The pass, with weights on the host while others compute where the recipe wants it."""
+    if settings.memory.offload_parameters == "off":
+        return run_pass
+    check_weights_on_host(device, place.has_whole_model)
+    weights = WeightsOnHost(model, device)
+
+    def spared(
+        micro_batches: Sequence[MicroBatch],
+        denominators: Mapping[str, float],
+        loss_scale: LossScale,
+    ) -> dict[str, Tensor]:
+        with weights.away():
+            return run_pass(micro_batches, denominators, loss_scale)
+
+    return spared
 
 
 def watched_pass(run_pass: Pass, loads: RouterLoads | None, sampling: Sampling | None) -> Pass:

@@ -312,6 +312,18 @@ BROKEN: list[tuple[str, str, dict[str, Any], set[str]]] = [
         {"memory.offload_activations"},
     ),
     (
+        "one_way_to_keep_a_block",
+        "gpt",
+        {"memory": {"recompute": "budget"}, "train.compile": "blocks"},
+        {"memory.recompute"},
+    ),
+    (
+        "weights_come_and_go_uncompiled",
+        "gpt",
+        {"memory": {"offload_parameters": "cpu"}, "train.compile": "blocks"},
+        {"memory.offload_parameters"},
+    ),
+    (
         "the_optimizer_steps_after_the_backward",
         "gpt",
         {"memory": {"optimizer_in_backward": True}},

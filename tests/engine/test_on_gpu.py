@@ -95,9 +95,9 @@ def test_every_precision_learns(precision: str, tmp_path: Path) -> None:
     [
         {"guard": {"spikes": "log"}},
         {"guard": {"spikes": "skip"}},
-        {"memory": {"offload_optimizer": "cpu"}},
+        {"memory": {"offload_optimizer": "cpu", "offload_parameters": "cpu"}},
     ],
-    ids=["log", "skip", "state on the host"],
+    ids=["log", "skip", "state and weights on the host"],
 )
 def test_the_hot_path_waits_for_nothing(
     precision: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

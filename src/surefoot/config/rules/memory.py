@@ -46,6 +46,18 @@ def one_way_to_keep_a_block(memory: MemorySection, train: TrainSection) -> Itera
         )
 
 
+def weights_come_and_go_uncompiled(
+    memory: MemorySection, train: TrainSection
+) -> Iterator[Violation]:
+    """Compiled code expects its weights where they were."""
+    if memory.offload_parameters == "cpu" and train.compile != "off":
+        yield broken(
+            "memory.offload_parameters",
+            f"brings each block's weights when it is called, and train.compile is {train.compile}",
+            "use train.compile=off, or parallel.shard",
+        )
+
+
 def the_optimizer_steps_after_the_backward(
     memory: MemorySection, train: TrainSection, precision: PrecisionSection, guard: GuardSection
 ) -> Iterator[Violation]:
@@ -75,5 +87,6 @@ def the_optimizer_steps_after_the_backward(
 RULES: tuple[Rule, ...] = (
     nothing_goes_to_a_disk,
     one_way_to_keep_a_block,
+    weights_come_and_go_uncompiled,
     the_optimizer_steps_after_the_backward,
 )

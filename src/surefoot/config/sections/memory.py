@@ -21,6 +21,8 @@ class MemorySection(Section):
     """Where what blocks keep for the backward waits; a drive (`nvme`) is refused."""
     offload_optimizer: Literal["off", "cpu"] = "off"
     """Where the optimizer's state rests between two steps."""
+    offload_parameters: Literal["off", "cpu"] = "off"
+    """Where the weights of a block wait while other blocks compute."""
     loss: Literal["whole", "chunked"] = "whole"
     """Of next tokens: all scores at once, or those of `loss_chunk` tokens, computed again in the
     backward."""

@@ -1,0 +1,169 @@
+"""Weights of blocks that wait on the host while other blocks compute.
+
+During the passes of a window each block's weights are on the device only while it computes, forward
+and backward; before and after they all are, so that the optimizer, the average and whoever reads
+weights find them there. The numbers are the same to the bit: what comes back is what went. The host
+waits for no copy: all are queued in the device's order, between pinned memory and the device.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import _unsafe_preserve_version_counter
+
+from surefoot.core.errors import RequestError
+from surefoot.memory.blocks import repeated_blocks
+
+
+class WeightsOnHost:
+    """The weights of a model's blocks; what several blocks or other layers share stays.
+
+    Args:
+        model: on its device, laid out; its blocks get hooks, names stay.
+        device: of the model.
+
+    Raises:
+        RequestError: the model has no layers that repeat.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        blocks = repeated_blocks(model)
+        if not blocks:
+            raise RequestError(
+                f"{type(model).__name__} has no layers that repeat",
+                where="memory.offload_parameters",
+                rule="what waits on the host are the weights of a block: an item of an "
+                "nn.ModuleList of one class",
+                remedy="use memory.offload_parameters=off, or put the layers into an nn.ModuleList",
+            )
+        uses = Counter(
+            parameter
+            for module in model.modules()
+            for parameter in module.parameters(recurse=False)
+        )
+        pinned = device.type == "cuda"
+        self._blocks = [_Block(block, uses, pinned) for block in blocks]
+        self._is_on = False
+        for number, block in enumerate(blocks):
+            block.register_forward_pre_hook(self._before_forward(number))
+            block.register_forward_hook(self._after_forward(number))
+
+    @property
+    def num_bytes(self) -> int:
+        """What waits on the host while nothing computes."""
+        return sum(block.num_bytes for block in self._blocks)
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Inside, each block's weights are on the device only while it computes."""
+        for block in self._blocks:
+            block.send_away()
+        self._is_on = True
+        try:
+            yield
+        finally:
+            self._is_on = False
+            for block in self._blocks:
+                block.bring()
+
+    def _before_forward(self, number: int) -> Callable[..., None]:
+        def bring(*_: Any) -> None:
+            if self._is_on:
+                self._blocks[number].bring()
+
+        return bring
+
+    def _after_forward(self, number: int) -> Callable[..., None]:
+        def let_go(module: nn.Module, inputs: Any, outputs: Any) -> None:
+            if not self._is_on:
+                return
+            self._blocks[number].let_go()
+            for tensor in _tensors(outputs):
+                if tensor.requires_grad:
+                    tensor.register_hook(self._before_backward(number))
+
+        return let_go
+
+    def _before_backward(self, number: int) -> Callable[[Tensor], None]:
+        def turn(_: Tensor) -> None:
+            # The gradient of this output is whole, so the block after this one is done.
+            for later in self._blocks[number + 1 :]:
+                later.let_go()
+            self._blocks[number].bring()
+
+        return turn
+
+
+class _Block:
+    """The weights of one block that nobody else uses, and their memory on the host."""
+
+    def __init__(self, block: nn.Module, uses: Counter[nn.Parameter], pinned: bool) -> None:
+        own = Counter(
+            parameter
+            for module in block.modules()
+            for parameter in module.parameters(recurse=False)
+        )
+        self._weights = [p for p, times in own.items() if times == uses[p]]
+        self._kept = [
+            torch.empty(weight.shape, dtype=weight.dtype, pin_memory=pinned)
+            for weight in self._weights
+        ]
+        self.num_bytes = sum(weight.untyped_storage().nbytes() for weight in self._weights)
+        self._is_here = True
+
+    def send_away(self) -> None:
+        """Copies the weights to the host, and gives their room up."""
+        with torch.no_grad():
+            for weight, kept in zip(self._weights, self._kept, strict=True):
+                kept.copy_(weight, non_blocking=True)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Gives up the room of weights that are on the host; they have not changed since."""
+        if self._is_here:
+            self._is_here = False
+            for weight in self._weights:
+                weight.untyped_storage().resize_(0)
+
+    def bring(self) -> None:
+        """Brings the weights back, to tensors that the backward may hold already."""
+        if self._is_here:
+            return
+        self._is_here = True
+        with torch.no_grad(), _unsafe_preserve_version_counter(tuple(self._weights)):
+            for weight, kept in zip(self._weights, self._kept, strict=True):
+                weight.untyped_storage().resize_(kept.numel() * kept.element_size())
+                weight.copy_(kept, non_blocking=True)
+
+
+def check_weights_on_host(device: torch.device, has_whole_model: bool) -> None:
+    """Refuses a layout whose weights cannot wait on the host.
+
+    Raises:
+        RequestError: the run computes on the host, or each rank holds a part of the weights.
+    """
+    if device.type == "cpu":
+        raise RequestError(
+            "memory.offload_parameters is cpu, and the run computes on the CPU",
+            where="memory.offload_parameters",
+            rule="what goes to the host comes from the memory of a device",
+            remedy="use memory.offload_parameters=off on the CPU",
+        )
+    if not has_whole_model:
+        raise RequestError(
+            "memory.offload_parameters is cpu, and the layers are spread over ranks",
+            where="memory.offload_parameters",
+            rule="weights wait on the host where each rank holds the whole model",
+            remedy="use parallel.shard alone, which leaves each rank its part of the weights",
+        )
+
+
+def _tensors(outputs: Any) -> list[Tensor]:
+    found = outputs if isinstance(outputs, (tuple, list)) else [outputs]
+    return [value for value in found if isinstance(value, Tensor)]
