@@ -300,3 +300,57 @@ def test_a_jump_that_is_over_soon_is_seen_among_noisy_batches() -> None:
     columns = {"loss": loss, "lr": cosine()}
     found = examined(columns, events=(Event("resume", 200, "resumed"),))
     assert first(found) == "resume-jump"
+
+
+@pytest.mark.parametrize(
+    ("columns", "cause"),
+    [
+        ({"data_seconds": 0.6, "step_seconds": 1.0}, "waiting-for-data"),
+        ({"data_seconds": 0.1, "step_seconds": 1.0}, None),
+        ({"data_seconds": 0.6, "compute_seconds": 0.4}, "waiting-for-data"),
+        ({"data_wait_share": 0.6}, "waiting-for-data"),
+        ({"data_wait_share": 60.0}, "waiting-for-data"),
+        ({"data_wait": 0.6, "gpu_util": 35.0}, "waiting-for-data"),
+        ({"data_wait": 0.05, "gpu_util": 35.0}, "device-underused"),
+        ({"data_wait": 0.6}, None),
+    ],
+)
+def test_a_wait_is_a_share_of_something(columns: dict[str, float], cause: str | None) -> None:
+    constant = {name: np.full(COUNT, value) for name, value in columns.items()}
+    assert first(examined({"loss": falling() + noise(0.03), "lr": cosine(), **constant})) == cause
+
+
+@pytest.mark.parametrize("name", ["memory_allocated_gb", "rss_mb"])
+def test_the_memory_of_the_host_leaks_too(name: str) -> None:
+    columns = {"loss": falling() + noise(0.03), "lr": cosine(), name: 2000 + 5.0 * STEPS}
+    assert first(examined(columns)) == "memory-leak"
+
+
+@pytest.mark.parametrize(
+    ("columns", "cause"),
+    [
+        ({"nonfinite_inputs": 3.0}, "non-finite-data"),
+        ({"nonfinite_inputs": 0.0}, "non-finite-loss-function"),
+        ({"input_absmax": float("nan")}, "non-finite-data"),
+        ({"input_absmax": 4.0}, "non-finite-loss-function"),
+    ],
+)
+def test_what_the_inputs_were_tells_where_a_nan_is_from(
+    columns: dict[str, float], cause: str
+) -> None:
+    loss = falling() + noise(0.03)
+    loss[200:] = np.nan
+    found = {name: np.zeros(COUNT) for name in columns}
+    for name, value in columns.items():
+        found[name][200:] = value
+    assert first(examined({"loss": loss, "lr": cosine(), **found})) == cause
+
+
+@pytest.mark.parametrize(("lowest", "cause"), [(1e-9, "vanishing-gradients"), (0.05, None)])
+def test_a_gradient_may_be_lost_on_its_way_through_the_layers(
+    lowest: float, cause: str | None
+) -> None:
+    norm = 0.2 + np.abs(noise(0.02))
+    layers = {"grad_norm/first": lowest * norm, "grad_norm/head": norm}
+    rows = {"loss": LOG_10 + noise(0.02), "lr": cosine(), "grad_norm": norm, **layers}
+    assert (first(examined(rows)) == "vanishing-gradients") is (cause is not None)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from surefoot.core.errors import DataError, RequestError
 from surefoot.diagnosis.columns import Name, canonical
+from surefoot.diagnosis.doctor import examine
 from surefoot.diagnosis.readers import read_recording
 from surefoot.diagnosis.recording import Recording
 
@@ -161,3 +163,60 @@ def test_a_missing_path_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
 )
 def test_names(column: str, name: Name | None) -> None:
     assert canonical(column) == name
+
+
+@pytest.mark.parametrize(
+    ("column", "name", "factor"),
+    [
+        ("memory_allocated_gb", "memory_bytes", 2.0**30),
+        ("gpu memory (MiB)", "memory_bytes", 2.0**20),
+        ("rss_mb", "host_memory_bytes", 2.0**20),
+        ("step_time_ms", "step_seconds", 1e-3),
+        ("data_seconds", "data_seconds", 1.0),
+    ],
+)
+def test_a_name_may_say_its_unit(tmp_path: Path, column: str, name: str, factor: float) -> None:
+    (tmp_path / "log.jsonl").write_text(json.dumps({"step": 1, column: 1.5}))
+    recording = read_recording(tmp_path / "log.jsonl")
+    assert recording[name].values.tolist() == [1.5 * factor]
+    assert recording.ignored == ()
+
+
+ENDED = "CUDA out of memory. Tried to allocate 3.25 GiB"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"event": "crash", "step": 30, "traceback": ENDED},
+        {"event": "exception", "step": 30, "message": ENDED},
+        {"error": ENDED, "step": 30},
+    ],
+)
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "json"])
+def test_an_event_is_told_in_many_ways(tmp_path: Path, kind: str, told: dict[str, Any]) -> None:
+    rows: list[dict[str, Any]] = [{"step": n, "loss": LOSS[n]} for n in range(STEPS)]
+    rows.append(told)
+    path = tmp_path / f"log.{kind}"
+    if kind == "jsonl":
+        path.write_text("\n".join(map(json.dumps, rows)))
+    elif kind == "json":
+        path.write_text(json.dumps({"log_history": rows}))
+    else:
+        names = ["step", "loss", *(told.keys() - {"step"})]
+        cells = [",".join(str(row.get(name, "")) for name in names) for row in rows]
+        path.write_text("\n".join([",".join(names), *cells]))
+    recording = read_recording(path)
+    assert [(event.step, event.message) for event in recording.events] == [(30, ENDED)]
+    assert len(recording["loss"]) == STEPS
+    assert [finding.slug for finding in examine(recording).findings] == ["out-of-memory"]
+
+
+def test_a_row_may_hold_numbers_and_an_event(tmp_path: Path) -> None:
+    lines = ["step,loss,event", "1,2.0,", "2,1.9,resumed from checkpoint", "3,1.8,"]
+    (tmp_path / "log.csv").write_text("\n".join(lines))
+    recording = read_recording(tmp_path / "log.csv")
+    assert recording["loss"].values.tolist() == [2.0, 1.9, 1.8]
+    assert [(event.step, event.kind) for event in recording.events] == [
+        (2, "resumed from checkpoint")
+    ]

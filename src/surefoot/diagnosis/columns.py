@@ -27,15 +27,49 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "weight": ("batch_size", "num_items", "num_samples", "items", "bsz", "batch_items"),
     "tokens": ("num_tokens", "num_input_tokens_seen", "tokens_seen", "total_tokens"),
     "samples": ("samples_seen", "num_samples_seen"),
-    "memory_bytes": ("memory", "gpu_memory", "memory_allocated", "max_memory", "bytes"),
+    "memory_bytes": (
+        "memory",
+        "gpu_memory",
+        "memory_allocated",
+        "gpu_memory_allocated",
+        "allocated",
+        "gpu_mem",
+        "cuda_memory",
+        "vram",
+        "max_memory",
+        "max_memory_allocated",
+        "peak_memory",
+        "bytes",
+    ),
+    "host_memory_bytes": ("host_memory", "cpu_memory", "rss", "ram", "ram_used", "process_memory"),
     "step_seconds": ("step_time", "iter_time", "batch_time", "seconds_per_step", "time_per_step"),
     "data_seconds": ("data_time", "data_wait", "load_time", "data_loading_time", "dataloader_time"),
+    "data_share": ("data_wait_share", "data_wait_fraction", "data_fraction", "dataloader_share"),
+    "compute_seconds": ("compute_time", "gpu_seconds", "gpu_time", "forward_backward_seconds"),
+    "bad_inputs": ("nonfinite_inputs", "non_finite_inputs", "nan_inputs", "num_nonfinite_inputs"),
+    "largest_input": ("input_absmax", "input_abs_max", "input_max", "max_abs_input"),
     "device_utilization": ("gpu_util", "gpu_utilization", "utilization", "gpu_usage"),
     "sample_ids": (),
     "applied": (),
     "skipped": (),
 }
 """Canonical name → other names for it, already in the form that `_plain` gives."""
+
+_UNITS: Mapping[str, tuple[str, float]] = {
+    "gb": ("bytes", 2.0**30),
+    "gib": ("bytes", 2.0**30),
+    "mb": ("bytes", 2.0**20),
+    "mib": ("bytes", 2.0**20),
+    "kb": ("bytes", 2.0**10),
+    "kib": ("bytes", 2.0**10),
+    "bytes": ("bytes", 1.0),
+    "ms": ("seconds", 1e-3),
+    "us": ("seconds", 1e-6),
+    "s": ("seconds", 1.0),
+    "sec": ("seconds", 1.0),
+    "seconds": ("seconds", 1.0),
+}
+"""What a name may end in, to the unit of the canonical name and how many of it that is."""
 
 _KNOWN = {alias: name for name, aliases in ALIASES.items() for alias in (name, *aliases)}
 _FAMILIES = {
@@ -67,6 +101,25 @@ def canonical(name: str) -> Name | None:
     if found := _TRAIN.match(plain):
         plain = found[1] or found[2]
     return _training(plain) or _training(plain.removesuffix("_step")) or _below(plain)
+
+
+def in_unit(name: str) -> tuple[Name, float] | None:
+    """The canonical name of a column that ends in a unit, and what a value is to be multiplied by.
+
+    >>> in_unit("memory/allocated_gb"), in_unit("step_time_ms"), in_unit("loss_ms")
+    ((Name(room='', name='memory_bytes'), 1073741824.0), (Name(room='', name='step_seconds'), \
+0.001), None)
+    """
+    for plain in (_plain(name), _plain(name.lower())):  # `MiB` is one word.
+        stem, _, unit = plain.rpartition("_")
+        if unit in _UNITS:
+            break
+    else:
+        return None
+    measured, factor = _UNITS[unit]
+    known = canonical(stem)
+    fits = known is not None and not known.room and known.name.endswith(f"_{measured}")
+    return (known, factor) if known is not None and fits else None
 
 
 def _below(plain: str) -> Name | None:

@@ -52,6 +52,10 @@ class Diagnosis:
         return self.num_rows < SHORTEST
 
 
+OR = " or "
+"""Between quantities of `CauseInfo.needs` of which one will do."""
+
+
 def examine(recording: Recording) -> Diagnosis:
     """Every cause's opinion on what a run recorded."""
     signals = Signals(recording)
@@ -107,6 +111,8 @@ def _findings(
 
 def _has(recording: Recording, name: str) -> bool:
     """Whether a signal of `CauseInfo.needs` was recorded."""
+    if OR in name:
+        return any(_has(recording, one) for one in name.split(OR))
     if name == VALIDATION:
         return len(recording.validation[1]) > 0
     if name == "events":

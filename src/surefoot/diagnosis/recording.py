@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from surefoot.core.reports import Event
-from surefoot.diagnosis.columns import EVALUATION, Name, canonical
+from surefoot.diagnosis.columns import EVALUATION, Name, canonical, in_unit
 
 Floats = NDArray[np.float64]
 
@@ -134,6 +134,10 @@ class RecordingBuilder:
         named: dict[Name, object] = {}
         for name, value in row.items():
             known = canonical(name)
+            if known is None and (measured := in_unit(name)) is not None:
+                known, factor = measured
+                amount = as_number(value)
+                value = None if amount is None else amount * factor
             if known is None or known in named:
                 self._ignored.setdefault(name)
             else:

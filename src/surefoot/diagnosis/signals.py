@@ -189,6 +189,19 @@ class Signals:
         """The first row whose loss or gradient norm is not finite."""
         return min(self.broken_rows, default=None)
 
+    @cached_property
+    def inputs_are_finite(self) -> bool | None:
+        """Whether the inputs of the first row that broke were, where the log says so."""
+        if self.broke_at is None:
+            return None
+        count, largest = (
+            self.at("bad_inputs", self.broke_at),
+            self.at("largest_input", self.broke_at),
+        )
+        if count is not None:
+            return count == 0
+        return None if largest is None else math.isfinite(largest)
+
     def at(self, name: str, row: int) -> float | None:
         """The value of a series in one row."""
         series = self.recording[name]

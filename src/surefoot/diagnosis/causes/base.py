@@ -42,7 +42,7 @@ class CauseInfo:
     """The first thing to try, then others."""
     source: str
     needs: tuple[str, ...]
-    """Quantities without which it cannot be told."""
+    """Quantities without which it cannot be told; `A or B` where one of them will do."""
     explains: tuple[str, ...] = ()
     """Slugs of what is only its consequence, where both are found."""
 

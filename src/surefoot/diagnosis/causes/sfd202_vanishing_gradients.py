@@ -21,6 +21,8 @@ STUCK = 1e-3
 TINY = 0.2
 """Gradient norm times weight norm over the loss: moving every weight by all of its size would
 change the loss by so small a share."""
+LOST_ON_THE_WAY = 1e-4
+"""Share of one layer's gradient norm that is next to nothing for another's."""
 
 
 class VanishingGradients(Cause):
@@ -87,6 +89,16 @@ class VanishingGradients(Cause):
                 f" {loss.end:.4g} (first {signals.initial:.4g}).",
                 weight=0.86,
                 evidence=evidence,
+            )
+        layers = signals.recording.family("grad_norm")
+        levels = {name: float(np.median(s.finite.values)) for name, s in layers.items() if len(s)}
+        if len(levels) > 1 and min(levels.values()) < LOST_ON_THE_WAY * max(levels.values()):
+            first, last = min(levels, key=levels.__getitem__), max(levels, key=levels.__getitem__)
+            return Verdict(
+                f"Of the gradient, {levels[last]:.3g} at {last}, {levels[first]:.3g} arrives at"
+                f" {first}, while the loss stays at {loss.end:.4g} (first {signals.initial:.4g}).",
+                weight=0.88,
+                evidence={**evidence, **{f"grad_norm/{n}": v for n, v in levels.items()}},
             )
         motion = signals.weight_motion
         stuck = motion is not None and motion < STUCK

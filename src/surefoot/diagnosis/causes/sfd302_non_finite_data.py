@@ -34,8 +34,16 @@ class NonFiniteData(Cause):
         broke = signals.broke_at
         if broke is None:
             return None
-        value = signals.at("loss", broke)
-        if value is None or np.isfinite(value) or np.isinf(value):
+        value, finite = signals.at("loss", broke), signals.inputs_are_finite
+        if finite is False:
+            step = signals.step_of_row(broke)
+            return Verdict(
+                f"At step {step} inputs are not finite, and loss or gradient with them.",
+                weight=0.96,
+                evidence={"step": step, "broken_windows": len(signals.broken_rows)},
+                certainty=Certainty.PROOF,
+            )
+        if finite or value is None or np.isfinite(value) or np.isinf(value):
             return None
         if signals.growth_before_break > 3:
             return None

@@ -33,7 +33,9 @@ class NonFiniteLossFunction(Cause):
 
     def look(self, signals: Signals) -> Verdict | None:
         broke = signals.broke_at
-        if broke is None or signals.growth_before_break > 3:
+        if broke is None or signals.inputs_are_finite is False:
+            return None
+        if signals.growth_before_break > 3:
             return None
         value, norm = signals.at("loss", broke), signals.at("grad_norm", broke)
         if value is None:
@@ -60,6 +62,13 @@ class NonFiniteLossFunction(Cause):
                 f"At step {step} the loss is {value:.4g} and its gradient is not finite: a function"
                 f" with"
                 " an infinite slope there, such as sqrt(0) or a norm of zeros.",
+                weight=0.87,
+                evidence=evidence,
+            )
+        if signals.inputs_are_finite:
+            return Verdict(
+                f"The loss is NaN at step {step} on inputs that are finite; {last}: as 0/0 or"
+                " 0 times log(0) gives.",
                 weight=0.87,
                 evidence=evidence,
             )

@@ -17,6 +17,10 @@ MEMORY = re.compile(
 kernel say."""
 
 
+ENDS = ("failure", "failed", "error", "crash", "crashed", "exception", "killed", "abort", "fatal")
+"""What logs call the event of an end that was not wanted."""
+
+
 class OutOfMemory(Cause):
     """The run ended for lack of memory."""
 
@@ -39,7 +43,7 @@ class OutOfMemory(Cause):
     def look(self, signals: Signals) -> Verdict | None:
         for event in reversed(signals.recording.events):
             text = f"{event.message} {event.data.get('type', '')}"
-            if event.kind in ("failure", "error", "crash") and MEMORY.search(text):
+            if event.kind.lower() in ENDS and MEMORY.search(text):
                 peak = signals.recording["memory_bytes"].finite.values
                 seen = (
                     f" The highest that was recorded is {peak.max() / 2**30:.2f} GiB."

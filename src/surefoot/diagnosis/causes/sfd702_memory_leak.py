@@ -21,19 +21,25 @@ class MemoryLeak(Cause):
         severity=Severity.WARNING,
         certainty=Certainty.STRONG,
         title="Memory grows with every update.",
-        observes="The recorded memory after its first fifth: whether it rises in a straight line"
-        " to the end. Quiet for a rise that settles.",
+        observes="The recorded memory of the device, or of the host, after its first fifth: whether"
+        " it rises in a straight line to the end. Quiet for a rise that settles.",
         why="Something keeps the graph of each update alive: a loss that was appended or summed up"
         " without .detach(), a hook that collects outputs.",
         fix="Keep numbers, not tensors: loss.detach() or .item() once in a while; look for lists"
         " that grow and for retain_graph=True.",
         source="https://docs.pytorch.org/docs/stable/notes/faq.html (memory usage grows), audit"
         " rule SF701",
-        needs=("memory_bytes",),
+        needs=("memory_bytes or host_memory_bytes",),
     )
 
     def look(self, signals: Signals) -> Verdict | None:
-        memory = Curve(signals.recording["memory_bytes"])
+        for name in ("memory_bytes", "host_memory_bytes"):
+            found = self._grows(Curve(signals.recording[name]), signals.recording.last_step)
+            if found is not None:
+                return found
+        return None
+
+    def _grows(self, memory: Curve, last_step: int) -> Verdict | None:
         if len(memory) < 30:
             return None
         late = memory.smooth[len(memory) // 5 :]
@@ -44,7 +50,7 @@ class MemoryLeak(Cause):
         grown = (parts[-1] - parts[0]) / max(parts[0], 1.0)
         if line < 0.97 or grown < GROWN or rises.min() < 0.4 * rises.mean():
             return None
-        per_update = (parts[-1] - parts[0]) / (0.75 * max(1, signals.recording.last_step) * 0.8)
+        per_update = (parts[-1] - parts[0]) / (0.75 * max(1, last_step) * 0.8)
         return Verdict(
             f"Memory grows in a straight line, from {parts[0] / 2**20:.0f} to"
             f" {parts[-1] / 2**20:.0f}"

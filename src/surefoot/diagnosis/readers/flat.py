@@ -8,15 +8,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from surefoot.core.errors import DataError
-from surefoot.diagnosis.readers.rows import add_row, event_of
+from surefoot.diagnosis.readers.rows import take
 from surefoot.diagnosis.recording import Recording, RecordingBuilder
-
-MARKS = frozenset({"kind", "message"})
-"""Keys that make an object of a JSONL an event and not a row."""
 
 
 def read_jsonl(path: Path) -> Recording:
-    """One object a line: a row, an event (`kind` and `message`) or `{"facts": {...}}`.
+    """One object a line: a row, an event (`kind` and `message`, or a name under `event`) or
+    `{"facts": {...}}`.
 
     A torn last line is left out.
 
@@ -27,10 +25,8 @@ def read_jsonl(path: Path) -> Recording:
     for row in _objects(path):
         if isinstance(row.get("facts"), Mapping):
             builder.facts.update({str(k): v for k, v in _mapping(row["facts"]).items()})
-        elif row.keys() >= MARKS:
-            builder.events.append(event_of(row, builder.step))
         else:
-            add_row(builder, row)
+            take(builder, row)
     return builder.build()
 
 
@@ -71,7 +67,7 @@ def read_csv(path: Path) -> Recording:
         if not reader.fieldnames:
             raise DataError("The log has no header.", where=str(path))
         for row in reader:
-            builder.add({name: value for name, value in row.items() if name and value})
+            take(builder, {name: value for name, value in row.items() if name and value})
     return builder.build()
 
 
@@ -94,7 +90,7 @@ def read_trainer_state(path: Path) -> Recording:
     for row in history:
         # The last entry sums the whole run up: its `train_loss` is a mean over all of it.
         if "train_runtime" not in row:
-            builder.add({k: v for k, v in row.items() if k != "total_flos"})
+            take(builder, {k: v for k, v in row.items() if k != "total_flos"})
     if isinstance(state.get("max_steps"), int):
         builder.facts["horizon_updates"] = state["max_steps"]
     return builder.build()
