@@ -127,6 +127,17 @@ for xb, yb in batches(12):
 """,
     ),
     (
+        "param-not-in-optimizer",
+        """
+left, right = nn.Sequential(nn.Linear(6, 4), nn.ReLU()), nn.Sequential(nn.Linear(6, 5), nn.ReLU())
+lift, of_left, of_right = nn.Linear(5, 4), nn.Linear(4, 3), nn.Linear(4, 3)
+opt = Adam([p for m in (left, right, lift, of_left) for p in m.parameters()], lr=0.01)
+for xb, _ in batches(8):
+    scores = of_left(left(xb)) @ of_right(lift(right(xb))).T
+    opt.zero_grad(); F.cross_entropy(scores, torch.arange(len(xb))).backward(); opt.step()
+""",
+    ),
+    (
         "unregistered-submodule",
         """
 class Deep(nn.Module):

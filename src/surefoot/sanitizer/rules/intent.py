@@ -15,6 +15,9 @@ from surefoot.sanitizer.rules.modes import Modes
 from surefoot.sanitizer.trace import Trace
 
 MOST_MODULES = 10_000
+ONE_LAYER = 2
+"""Tensors of a layer with a bias: another of the same shapes, such as a second projection, is
+common and no sign of a copy."""
 
 
 @dataclass
@@ -79,7 +82,7 @@ class Intent:
             word = self.modes.word_on(module)
             model.told_at = word[1].line if word is not None and word[0] else 0
             model.trains = model.trains and module.training
-            model.is_copy = model.is_copy or shapes.count(own) > 1
+            model.is_copy = model.is_copy or (len(own) > ONE_LAYER and shapes.count(own) > 1)
             yield key, module
 
     def reason(self, key: int, clipped: bool) -> str:
