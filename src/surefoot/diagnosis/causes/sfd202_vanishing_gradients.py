@@ -91,7 +91,8 @@ class VanishingGradients(Cause):
                 evidence=evidence,
             )
         layers = signals.recording.family("grad_norm")
-        levels = {name: float(np.median(s.finite.values)) for name, s in layers.items() if len(s)}
+        norms = {name: series.finite.values for name, series in layers.items()}
+        levels = {name: float(np.median(v)) for name, v in norms.items() if len(v)}
         if len(levels) > 1 and min(levels.values()) < LOST_ON_THE_WAY * max(levels.values()):
             first, last = min(levels, key=levels.__getitem__), max(levels, key=levels.__getitem__)
             return Verdict(
