@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from surefoot.core.errors import RequestError
+
 
 def repeated_blocks(model: nn.Module) -> Sequence[nn.Module]:
     """The outermost layers that repeat: the items of each list of modules of one class.
@@ -25,3 +27,25 @@ def repeated_blocks(model: nn.Module) -> Sequence[nn.Module]:
 
     walk(model)
     return found
+
+
+def blocks_for(model: nn.Module, where: str, what: str, without: str) -> Sequence[nn.Module]:
+    """The layers that repeat, for a setting that works on them.
+
+    Args:
+        where: the setting.
+        what: what it does, for the sentence "WHAT: an item of an nn.ModuleList of one class".
+        without: its value that needs no blocks.
+
+    Raises:
+        RequestError: there are none.
+    """
+    blocks = repeated_blocks(model)
+    if not blocks:
+        raise RequestError(
+            f"{type(model).__name__} has no layers that repeat",
+            where=where,
+            rule=f"{what}: an item of an nn.ModuleList of one class",
+            remedy=f"use {where}={without}, or put the layers into an nn.ModuleList",
+        )
+    return blocks

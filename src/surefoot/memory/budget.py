@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from surefoot.core.errors import RequestError
-from surefoot.memory.blocks import repeated_blocks
+from surefoot.memory.blocks import blocks_for
 from surefoot.memory.offload import is_weight
 
 
@@ -80,14 +79,7 @@ def budget_blocks(model: nn.Module, limit_bytes: int) -> ActivationBudget:
     Raises:
         RequestError: the model has no layers that repeat.
     """
-    blocks = repeated_blocks(model)
-    if not blocks:
-        raise RequestError(
-            f"{type(model).__name__} has no layers that repeat",
-            where="memory.recompute",
-            rule="a budget is spent block by block: on items of an nn.ModuleList of one class",
-            remedy="use memory.recompute=none, or put the layers into an nn.ModuleList",
-        )
+    blocks = blocks_for(model, "memory.recompute", "a budget is spent block by block", "none")
     budget = ActivationBudget(limit_bytes)
     for number, block in enumerate(blocks):
         block.forward = budget.spend_on(number, block.forward)

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 
-from surefoot.core.errors import RequestError
-from surefoot.memory.blocks import repeated_blocks
+from surefoot.memory.blocks import blocks_for
 
 
 def offload_blocks(model: nn.Module, device: torch.device) -> int:
@@ -28,15 +27,9 @@ def offload_blocks(model: nn.Module, device: torch.device) -> int:
     Raises:
         RequestError: the model has no layers that repeat.
     """
-    blocks = repeated_blocks(model)
-    if not blocks:
-        raise RequestError(
-            f"{type(model).__name__} has no layers that repeat",
-            where="memory.offload_activations",
-            rule="what goes to the host is what a block keeps: an item of an nn.ModuleList of one "
-            "class",
-            remedy="use memory.offload_activations=off, or put the layers into an nn.ModuleList",
-        )
+    blocks = blocks_for(
+        model, "memory.offload_activations", "what goes to the host is what a block keeps", "off"
+    )
     for block in blocks:
         block.forward = _offloaded(block.forward, pin_memory=device.type == "cuda")
     return len(blocks)

@@ -18,8 +18,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from surefoot.core.errors import RequestError
-from surefoot.memory.blocks import repeated_blocks
+from surefoot.memory.blocks import blocks_for
 
 Extent = Literal["none", "blocks", "selective"]
 
@@ -54,14 +53,7 @@ def recompute_blocks(model: nn.Module, extent: Extent, every: int = 1) -> int:
     """
     if extent == "none":
         return 0
-    blocks = repeated_blocks(model)
-    if not blocks:
-        raise RequestError(
-            f"{type(model).__name__} has no layers that repeat",
-            where="memory.recompute",
-            rule="what is computed again is a block: an item of an nn.ModuleList of one class",
-            remedy="use memory.recompute=none, or put the layers into an nn.ModuleList",
-        )
+    blocks = blocks_for(model, "memory.recompute", "what is computed again is a block", "none")
     chosen: Sequence[nn.Module] = blocks[::every]
     for block in chosen:
         block.forward = _again(block.forward, extent)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd import _unsafe_preserve_version_counter
 
 from surefoot.core.errors import RequestError
-from surefoot.memory.blocks import repeated_blocks
+from surefoot.memory.blocks import blocks_for
 
 
 class WeightsOnHost:
@@ -33,20 +33,13 @@ class WeightsOnHost:
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
-        blocks = repeated_blocks(model)
-        if not blocks:
-            raise RequestError(
-                f"{type(model).__name__} has no layers that repeat",
-                where="memory.offload_parameters",
-                rule="what waits on the host are the weights of a block: an item of an "
-                "nn.ModuleList of one class",
-                remedy="use memory.offload_parameters=off, or put the layers into an nn.ModuleList",
-            )
-        uses = Counter(
-            parameter
-            for module in model.modules()
-            for parameter in module.parameters(recurse=False)
+        blocks = blocks_for(
+            model,
+            "memory.offload_parameters",
+            "what waits on the host are the weights of a block",
+            "off",
         )
+        uses = _uses(model)
         pinned = device.type == "cuda"
         self._blocks = [_Block(block, uses, pinned) for block in blocks]
         self._is_on = False
@@ -104,12 +97,7 @@ class _Block:
     """The weights of one block that nobody else uses, and their memory on the host."""
 
     def __init__(self, block: nn.Module, uses: Counter[nn.Parameter], pinned: bool) -> None:
-        own = Counter(
-            parameter
-            for module in block.modules()
-            for parameter in module.parameters(recurse=False)
-        )
-        self._weights = [p for p, times in own.items() if times == uses[p]]
+        self._weights = [p for p, times in _uses(block).items() if times == uses[p]]
         self._kept = [
             torch.empty(weight.shape, dtype=weight.dtype, pin_memory=pinned)
             for weight in self._weights
@@ -162,6 +150,13 @@ def check_weights_on_host(device: torch.device, has_whole_model: bool) -> None:
             rule="weights wait on the host where each rank holds the whole model",
             remedy="use parallel.shard alone, which leaves each rank its part of the weights",
         )
+
+
+def _uses(model: nn.Module) -> Counter[nn.Parameter]:
+    """How many modules inside have each parameter."""
+    return Counter(
+        parameter for module in model.modules() for parameter in module.parameters(recurse=False)
+    )
 
 
 def _tensors(outputs: Any) -> list[Tensor]:
