@@ -7,6 +7,8 @@ What `shard` cuts, and when each part is whole:
 | optimizer  | all is cut             | parameters and gradients are whole: one reduction (ZeRO-1) |
 | gradients  | all is cut             | parameters are whole, gradients cut at once (ZeRO-2)       |
 | parameters | all is cut             | parameters are whole while a block runs (ZeRO-3)           |
+
+Parameters outside the blocks (embeddings, the head) are whole from forward to backward.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ class Shards:
         blocks = repeated_blocks(model)
         for block in blocks:
             fully_shard(block, **options)
-        fully_shard(model, **options)
+        # The backward begins with what the forward ended with: the root's own stay whole between.
+        fully_shard(model, **{**options, "reshard_after_forward": False})
         gather_ahead([model, *blocks])
         for module in sharded_modules(model):
             # gloo has no pre-multiplied sum, and the engine has divided already.

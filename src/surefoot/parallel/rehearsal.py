@@ -147,15 +147,17 @@ def _gathered_bytes(model: nn.Module, wishes: Wishes) -> int:
     if not units:
         return 0
     own = [list(_own_parameters(unit, units)) for unit in units]
-    missing = [sum(_whole_bytes(p) - _bytes(local_part(p)) for p in held) for held in own]
+    of_root, *of_blocks = (
+        sum(_whole_bytes(p) - _bytes(local_part(p)) for p in held) for held in own
+    )
     match wishes.section.shards:
         case "parameters":
-            # One block computes while the next is gathered.
-            return sum(sorted(missing)[-2:])
+            # One block computes while the next is gathered; the root's own stay whole.
+            return of_root + sum(sorted(of_blocks)[-2:])
         case "gradients":
-            return sum(missing)
+            return of_root + sum(of_blocks)
         case "optimizer":
-            return 2 * sum(missing)
+            return 2 * (of_root + sum(of_blocks))
 
 
 def _own_parameters(unit: nn.Module, units: Sequence[nn.Module]) -> Iterator[Tensor]:
