@@ -17,6 +17,7 @@ from surefoot.config.fields import Section
 from surefoot.config.load import load_recipe, recipe_names, resolve_settings
 from surefoot.core.counting import Pace
 from surefoot.core.errors import EXIT_REQUEST, CheckpointError, RequestError, RunFolderError
+from surefoot.core.reports import Event
 from surefoot.observe.events import read_events
 from surefoot.observe.metrics_log import read_rows
 from surefoot.recording import needed_bytes
@@ -28,6 +29,7 @@ from surefoot.resuming import (
     Resumption,
     Tier,
     classify,
+    refuse_crash_loop,
     resume_tier,
 )
 from surefoot.running import RunResult
@@ -181,18 +183,24 @@ class Failing(nn.Linear):
         return super().forward(input)
 
 
+def fit_failing(
+    runs: Path, left: int, resume: Path | None = None, most: int = 3, **checkpoint: Any
+) -> RunResult:
+    model = Failing(2, 1)
+    model.left = left
+    settings = {
+        **SETTINGS,
+        "train": {**SETTINGS["train"], "horizon": "12 steps"},
+        "checkpoint": {"every": "2 steps", **checkpoint},
+        "guard": {"restarts_without_progress": most},
+    }
+    data = (torch.ones(12, 2), torch.ones(12, 1))
+    return Trainer(model, data, squared_error, settings=settings, runs=runs).fit(resume=resume)
+
+
 def test_a_run_that_crashes_again_and_again_is_not_resumed_for_ever(tmp_path: Path) -> None:
     def fit(left: int, resume: Path | None = None, most: int = 3) -> RunResult:
-        model = Failing(2, 1)
-        model.left = left
-        settings = {
-            **SETTINGS,
-            "checkpoint": {"every": "2 steps"},
-            "guard": {"restarts_without_progress": most},
-        }
-        data = (torch.ones(12, 2), torch.ones(12, 1))
-        trainer = Trainer(model, data, squared_error, settings=settings, runs=tmp_path)
-        return trainer.fit(resume=resume)
+        return fit_failing(tmp_path, left, resume, most)
 
     with pytest.raises(ValueError, match="poison"):
         fit(3)
@@ -203,11 +211,40 @@ def test_a_run_that_crashes_again_and_again_is_not_resumed_for_ever(tmp_path: Pa
     with pytest.raises(RunFolderError, match="resumed 3 times") as caught:
         fit(1000, run)
     assert "poison" in caught.value.where and caught.value.exit_code == EXIT_REQUEST
-    assert fit(1000, run, most=4).step == 6, "with a larger number it goes on"
-    assert fit(1000, run).step == 6, "and once it has got further, it counts anew"
+    assert fit(1000, run, most=4).step == 12, "with a larger number it goes on"
+    assert fit(1000, run).step == 12, "and once it has got further, it counts anew"
     events = read_events(run / "events.jsonl")
     attempts = [e.data["attempt"] for e in events if e.kind in ("start", "resume")]
     assert len(attempts) == len(set(attempts)) == 6
+
+
+def test_a_run_that_gets_further_is_resumed_though_a_kill_hides_its_saves(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="poison"):
+        fit_failing(tmp_path, 3, mode="async")
+    (run,) = tmp_path.iterdir()
+    log = run / "events.jsonl"
+    for _ in range(4):
+        # What SIGKILL leaves: the checkpoints, and no word of those that were saved beside.
+        lines = log.read_text().splitlines(keepends=True)
+        log.write_text("".join(line for line in lines if '"kind": "save"' not in line))
+        with pytest.raises(ValueError, match="poison"):
+            fit_failing(tmp_path, 3, run, mode="async")
+    begun = [e.step for e in read_events(log) if e.kind == "resume"]
+    assert begun == [2, 4, 6, 8]
+
+
+def test_what_counts_is_where_the_next_resume_begins() -> None:
+    def resumed(*steps: int) -> list[Event]:
+        return [Event("resume", step, "", {}) for step in steps]
+
+    for steps, step in [((4, 4), 4), ((4, 4, 4), 8), ((8, 8, 8), 4), ((4, 4, 8, 4, 4), 4)]:
+        refuse_crash_loop(resumed(*steps), 3, step)
+    saved = [Event("save", 9, "", {})]
+    for steps in [(4, 4, 4), (8, 8, 4, 4, 4)]:
+        with pytest.raises(RunFolderError, match="beyond step 4"):
+            refuse_crash_loop([*resumed(*steps), *saved], 3, 4)
+    finished = [Event("finished", 4, "", {})]
+    refuse_crash_loop([*resumed(4, 4, 4), *finished, *resumed(4)], 3, 4)
 
 
 def _fields(model: Any, above: str = "") -> set[str]:

@@ -116,7 +116,7 @@ def _restore(run: FolderRun, resumption: Resumption) -> dict[str, object]:
         if isinstance(run.folder, RunFolder):
             # The one rank that writes the events decides: the others may see its next one already.
             most = settings.guard.restarts_without_progress
-            refuse_crash_loop(read_events(run.folder.events_path), most)
+            refuse_crash_loop(read_events(run.folder.events_path), most, manifest.step)
         resumption.check(
             manifest,
             fingerprints=run.about["data"],

@@ -184,29 +184,31 @@ class Resumption:
         )
 
 
-def refuse_crash_loop(events: Iterable[Event], most: int) -> None:
+def refuse_crash_loop(events: Iterable[Event], most: int, step: int) -> None:
     """Refuses a resume where the last ones have led to nothing.
+
+    What a resume has led to is the checkpoint that the next one begins from, not an event that
+    tells of a save: a save beside the training is told later, and a kill may come first.
 
     Args:
         events: everything that has happened to the run.
-        most: resumes since the last new checkpoint.
+        most: resumes in a row from the same checkpoint.
+        step: of the checkpoint that the resume would begin from.
 
     Raises:
         RunFolderError: there were so many.
     """
-    resumes, saved_step, failure = 0, -1, ""
+    resumes, failure = 0, ""
     for event in events:
         if event.kind == EventKind.RESUME:
-            resumes += 1
+            resumes = resumes + 1 if event.step == step else 0
         elif event.kind == EventKind.FAILURE:
             failure = event.message
-        elif event.kind in (EventKind.FINISHED, EventKind.STOPPED) or (
-            event.kind == EventKind.SAVE and event.step > saved_step
-        ):
-            resumes, saved_step, failure = 0, max(saved_step, event.step), ""
+        elif event.kind in (EventKind.FINISHED, EventKind.STOPPED):
+            resumes, failure = 0, ""
     if resumes >= most:
         raise RunFolderError(
-            f"the run was resumed {resumes} times without getting beyond step {saved_step}",
+            f"the run was resumed {resumes} times without getting beyond step {step}",
             where=f"the last failure: {failure}" if failure else "it was killed without a word",
             rule=f"guard.restarts_without_progress is {most}",
             remedy="see events.jsonl for what ends it; then resume with a larger "
