@@ -19,6 +19,8 @@ from surefoot.state.checkpoint import (
 )
 from surefoot.state.manifest import seal
 from surefoot.state.retention import Keep, Retention
+from surefoot.state.shards import Box, Piece
+from surefoot.state.staging import HostStage
 from surefoot.state.tree import Snapshot, split_tree
 
 
@@ -131,3 +133,19 @@ def test_writing_a_step_again_replaces_the_damaged_one(tmp_path: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"torn")
     save(tmp_path, 3)
     assert newest_whole(tmp_path)[0] == folder
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_name_that_reads_as_a_part_of_another_is_not_mistaken_for_it(
+    tmp_path: Path, staged: bool
+) -> None:
+    rows = torch.arange(4.0)
+    whole = {"m/a@0": torch.full((2,), 7.0), "m/a@0@0": torch.full((2,), 8.0)}
+    whole |= {"m/a@": torch.tensor(9.0), "m/a@0,": torch.tensor(10.0)}
+    pieces = [Piece("m/a", (4,), Box((at,), (2,)), rows[at : at + 2]) for at in (0, 2)]
+    pieces += [Piece(n, tuple(t.shape), Box.whole(t.shape), t) for n, t in whole.items()]
+    draft = module.Draft(1, HostStage().copy(pieces) if staged else pieces, {}, {})
+    tensors = read_checkpoint(module.commit(tmp_path, draft))[1].tensors
+    assert set(tensors) == {"m/a", *whole}
+    for name, tensor in {"m/a": rows, **whole}.items():
+        assert torch.equal(tensors[name], tensor)

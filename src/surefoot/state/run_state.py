@@ -23,7 +23,14 @@ from surefoot.state.manifest import MALFORMED
 from surefoot.state.reading import StoredTensors
 from surefoot.state.shards import is_sharded, laid_out_like
 from surefoot.state.stages import ALL_LAYERS, Layers, own_part, telling
-from surefoot.state.tree import RANKS_KEY, Snapshot, join_tree, split_tree, tensors_named
+from surefoot.state.tree import (
+    RANKS_KEY,
+    Snapshot,
+    join_tree,
+    path_part,
+    split_tree,
+    tensors_named,
+)
 
 CURSOR_KINDS: Mapping[str, type[Cursor] | type[StreamCursor]] = {
     "Cursor": Cursor,
@@ -204,7 +211,13 @@ class RunState:
         Moments and averages lie as the parameter does that they belong to.
         """
         stored = snapshot.tensors
-        sharded = {n: p for n, p in self.model.state_dict().items() if is_sharded(p)}
+        # As it stands in a path, and as it did where a '/' in a name was not escaped.
+        sharded = {
+            form: p
+            for n, p in self.model.state_dict().items()
+            for form in (path_part(n), n)
+            if is_sharded(p)
+        }
         if not sharded or not isinstance(stored, StoredTensors):
             return snapshot
         tensors: dict[str, Tensor] = {}

@@ -7,6 +7,7 @@ plans. Nothing here touches a file.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -14,6 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+READS_AS_A_PART = re.compile(r"@[0-9,]*\Z")
 
 
 class Box(NamedTuple):
@@ -63,8 +66,12 @@ class Piece:
 
     @property
     def key(self) -> str:
-        """Its name in a file: that of the tensor and, for a part of it, where it begins."""
-        if self.box.sizes == self.shape:
+        """Its name in a file: that of the tensor and, for a part of it, where it begins.
+
+        No two pieces have one: where the name of a whole tensor reads as that of a part, it says
+        too where it begins.
+        """
+        if self.box.sizes == self.shape and not READS_AS_A_PART.search(self.name):
             return self.name
         return f"{self.name}@{','.join(map(str, self.box.offsets))}"
 

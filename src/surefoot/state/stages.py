@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from surefoot.parallel.sizes import ParameterSizes
-from surefoot.state.tree import Snapshot
+from surefoot.state.tree import Snapshot, written_key
 
 STAGES_KEY: Final = "stages"
 """Below it stands what a rank tells of its layers; joined to the rest before it is written."""
@@ -64,9 +64,10 @@ def joined(values: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]
 def own_part(snapshot: Snapshot, layers: Layers) -> Snapshot:
     """A snapshot of all layers, less those of other ranks."""
     values = snapshot.values
-    for path in BY_TENSOR if layers.elsewhere else ():
+    elsewhere = {written_key(name) for name in layers.elsewhere}
+    for path in BY_TENSOR if elsewhere else ():
         entries = _at(values, path)
-        kept = {name: item for name, item in entries.items() if name not in layers.elsewhere}
+        kept = {name: item for name, item in entries.items() if name not in elsewhere}
         if len(kept) < len(entries):
             values = _with(values, path, kept)
     return Snapshot(snapshot.tensors, values)

@@ -18,6 +18,7 @@ from typing import Any, Final
 import torch
 import xxhash
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from surefoot.core.errors import CheckpointError
 from surefoot.state.durable import sync_path
@@ -52,7 +53,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileEntry:
         tensors: dense tensors by name, on any device; views are written as what they show.
 
     Raises:
-        CheckpointError: a tensor has a number type that the format has not.
+        CheckpointError: a tensor cannot be written, see `refuse_unwritable`.
         OSError: the disk refuses.
     """
     digest = xxhash.xxh3_128()
@@ -75,8 +76,9 @@ def _blocks(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     for name, tensor in ordered:
         end = begin + tensor.numel() * tensor.element_size()
+        refuse_unwritable(name, tensor)
         header[name] = {
-            "dtype": _dtype_name(name, tensor),
+            "dtype": DTYPE_NAMES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [begin, end],
         }
@@ -91,19 +93,36 @@ def _blocks(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
 
 
 def _bytes_of(tensor: Tensor) -> Any:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    if flat.stride(0) != 1:
+        # torch takes one element (or none) for contiguous at any stride, but does not view it.
+        flat = flat.clone(memory_format=torch.contiguous_format)
     if sys.byteorder == "big":
         flat = flat.clone()
         flat.untyped_storage().byteswap(flat.dtype)
     return flat.view(torch.uint8).numpy()
 
 
-def _dtype_name(name: str, tensor: Tensor) -> str:
-    if tensor.dtype not in DTYPE_NAMES or tensor.layout is not torch.strided:
-        raise CheckpointError(
-            f"a tensor of type {tensor.dtype} ({tensor.layout}) cannot be kept",
-            where=name,
-            rule=f"dense tensors of {', '.join(sorted(DTYPE_NAMES.values()))}",
-            remedy="keep it in another number type",
-        )
-    return DTYPE_NAMES[tensor.dtype]
+def refuse_unwritable(name: str, tensor: Tensor) -> None:
+    """Refuses a tensor that the format cannot hold; its numbers are not looked at.
+
+    Raises:
+        CheckpointError: it has a number type that the format has not, is sparse or nested, or has
+            no memory, such as one that is not initialized yet.
+    """
+    if is_lazy(tensor):
+        what = "a tensor that is not initialized yet"
+    elif tensor.is_nested:
+        what = "a nested tensor"
+    elif tensor.dtype not in DTYPE_NAMES or tensor.layout is not torch.strided:
+        what = f"a tensor of type {tensor.dtype} ({tensor.layout})"
+    elif tensor.numel() and not tensor.data_ptr():
+        what = f"a {type(tensor).__name__} without memory of its own ({tensor.device.type})"
+    else:
+        return
+    raise CheckpointError(
+        f"{what} cannot be kept",
+        where=name,
+        rule=f"dense tensors of {', '.join(sorted(DTYPE_NAMES.values()))}",
+        remedy="keep it in another form, or leave it out of the state (persistent=False)",
+    )
