@@ -152,3 +152,20 @@ def test_a_deletion_that_is_cut_short_leaves_a_checkpoint_or_none(
     assert steps(tmp_path) == [2] and len(list(tmp_path.glob("*.tmp"))) == 1
     Retention(tmp_path, Keep()).apply()
     assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_of_a_checkpoint_that_was_moved_away_only_the_link_goes(tmp_path: Path) -> None:
+    checkpoints, large_disk = tmp_path / "checkpoints", tmp_path / "large-disk"
+    checkpoints.mkdir()
+    for step in (1, 2, 3):
+        save(checkpoints, step)
+    moved = checkpoints / "step-00000001"
+    moved.rename(large_disk)
+    moved.symlink_to(large_disk)
+    # And what an earlier attempt may have left: a link, a file where a folder is expected.
+    (checkpoints / "step-00000001.deleted.tmp").symlink_to(large_disk)
+    (checkpoints / "step-00000002.abc.tmp").write_text("a file")
+    Retention(checkpoints, Keep(latest=2, best=0)).apply()
+    assert steps(checkpoints) == [2, 3]
+    assert not list(checkpoints.glob("*.tmp")) and not moved.is_symlink()
+    assert (large_disk / "manifest.json").is_file(), "where the link pointed to is not ours"

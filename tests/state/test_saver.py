@@ -187,6 +187,17 @@ def test_what_no_waiting_mends_ends_the_run(
     assert not isinstance(caught.value, DiskRefusedError)
 
 
+def test_a_run_folder_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    made = saver(run / "checkpoints", Told(), "sync")
+    assert made.save(draft(1)), "the folder of the checkpoints alone is made again"
+    run.rename(tmp_path / "moved")
+    with pytest.raises(CheckpointError, match="No such file"):
+        made.save(draft(2))
+    assert not run.exists()
+
+
 def fails(number: int) -> Callable[..., None]:
     def call(*args: object, **kwargs: object) -> None:
         raise OSError(number, {5: "Input/output error", 28: "No space left"}.get(number, "refused"))

@@ -48,6 +48,7 @@ def write_checkpoint(
     Raises:
         CheckpointError: the disk refused; nothing was published and the rest is untouched.
     """
+    checkpoints.mkdir(parents=True, exist_ok=True)  # `commit` makes no folder above it.
     draft = Draft(step, pieces_of(snapshot.tensors), snapshot.values, about, kind)
     return commit(checkpoints, draft, ranks)
 

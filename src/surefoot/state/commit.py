@@ -161,7 +161,9 @@ class _Commit:
         if self.ranks.rank == 0:
             attempt = uuid.uuid4().hex[:12]
             self.beside = self.target.with_name(f"{self.target.name}.{attempt}{TEMPORARY_SUFFIX}")
-            self.beside.mkdir(parents=True)
+            # Never the folder above: where the run folder is gone, no ghost of it is made.
+            self.checkpoints.mkdir(exist_ok=True)
+            self.beside.mkdir()
         pieces = {piece.key: piece for piece in self.draft.pieces}
         return {
             "attempt": attempt,

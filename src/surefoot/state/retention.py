@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ class Retention:
             delete(folder)
             del self._known[folder.name]
         for folder in self.checkpoints.glob(f"{STEP_PREFIX}*{TEMPORARY_SUFFIX}"):
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder, ignore_errors=True)
         return gone
 
     def _look(self, folder: Path) -> Candidate | None:
@@ -108,15 +109,17 @@ class Retention:
 def delete(folder: Path) -> None:
     """Deletes one checkpoint; cut short at any moment, it is either there or no checkpoint.
 
+    Of one that was moved away, with a link left in its place, only the link goes.
+
     Raises:
         CheckpointError: the disk refuses.
     """
     # Under another name it is no checkpoint any more; what a kill leaves of it is cleared later.
     going = folder.with_name(f"{folder.name}{DELETED_SUFFIX}")
-    shutil.rmtree(going, ignore_errors=True)
+    _remove(going, ignore_errors=True)
     try:
         rename(folder, going)
-        shutil.rmtree(going)
+        _remove(going)
     except OSError as error:
         raise CheckpointError(
             f"an old checkpoint could not be deleted: {error}",
@@ -124,6 +127,15 @@ def delete(folder: Path) -> None:
             rule="checkpoint.keep says how many stay",
             remedy="let this user delete in the folder, or keep more; then resume",
         ) from error
+
+
+def _remove(path: Path, *, ignore_errors: bool = False) -> None:
+    # Where a link points to was chosen by somebody else, and is not ours to empty.
+    if path.is_symlink() or path.is_file():
+        with suppress(*([OSError] if ignore_errors else [])):
+            path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=ignore_errors)
 
 
 def _candidate(manifest: Manifest) -> Candidate:
