@@ -16,9 +16,12 @@ from torch import Tensor, nn
 from surefoot.core.errors import CheckpointError, MissingDataError, RequestError
 from surefoot.models.gpt import GPT, GPTConfig
 from surefoot.optim.ema import NoAverage, WeightEma
-from surefoot.state.checkpoint import write_checkpoint
+from surefoot.state.checkpoint import read_checkpoint, write_checkpoint
+from surefoot.state.commit import Draft, commit
 from surefoot.state.foreign import Imported, import_weights
 from surefoot.state.interop import export_weights
+from surefoot.state.run_state import averaged_weights_of
+from surefoot.state.shards import Box, Piece
 from surefoot.state.tree import split_tree
 from surefoot.state.weights import start_from
 
@@ -133,6 +136,67 @@ def test_the_average_of_the_weights_leaves_too(tmp_path: Path) -> None:
         assert all(found[name].equal(tensor) for name, tensor in model.state_dict().items())
     with pytest.raises(RequestError, match="kept no average"):
         export_weights(tmp_path / "without", tmp_path / "no", which="ema")
+
+
+class Counting(nn.Linear):
+    """A layer with an extra state that is no tensor."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": 3}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.calls = state["calls"]
+
+
+def test_extra_state_leaves_where_the_format_can_hold_it(tmp_path: Path) -> None:
+    model = Counting(2, 2)
+    checkpoint = saved(tmp_path, model, None)
+    export_weights(checkpoint, tmp_path / "pt", "pt")
+    found = torch.load(tmp_path / "pt" / "model.pt", weights_only=True)
+    assert list(found) == list(model.state_dict()) and found["_extra_state"] == {"calls": 3}
+    made = export_weights(checkpoint, tmp_path / "safe", "safetensors")
+    assert "left out: _extra_state" in made.note and made.tensors == 2
+    assert sorted(load_file(tmp_path / "safe" / "model.safetensors")) == ["bias", "weight"]
+    with pytest.raises(CheckpointError, match="another model"):
+        start_from(model, tmp_path / "safe" / "model.safetensors")
+
+
+def test_the_average_of_a_tied_tensor_is_that_of_all_its_names_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    """Where it was written in parts, each name is read into memory of its own."""
+    model = nn.ModuleDict({"a": nn.Linear(2, 4, bias=False), "b": Counting(2, 4, bias=False)})
+    model["b"].weight = model["a"].weight
+    model.register_parameter("empty", nn.Parameter(torch.zeros(0)))
+    model.register_buffer("none", torch.zeros(0, 3))
+    ema = WeightEma(model, decay=0.5)
+    with torch.no_grad():
+        model["a"].weight.add_(1.0)
+    ema.update(lambda: torch.tensor(True))
+    state = split_tree({"model": model.state_dict(), "average": ema.state_dict()})
+    pieces = []
+    for name, whole in state.tensors.items():
+        shape = tuple(whole.shape)
+        halves = [(at, slice(at, at + 2)) for at in (0, 2)] if len(shape) == 2 and shape[0] else []
+        pieces += [Piece(name, shape, Box((at, 0), (2, 2)), whole[rows]) for at, rows in halves]
+        if not halves:
+            pieces.append(Piece(name, shape, Box.whole(shape), whole))
+    checkpoint = commit(tmp_path, Draft(1, pieces, state.values, {}))
+    means = averaged_weights_of(read_checkpoint(checkpoint)[1])
+    with ema.swapped(model):
+        for name, expected in model.state_dict().items():
+            same = means[name].equal(expected) if isinstance(expected, Tensor) else None
+            assert same or means[name] == expected, name
+
+
+def test_weights_start_only_names_that_are_one_tensor(tmp_path: Path) -> None:
+    """A transposed view begins where the weight does and has its shape, and is another tensor."""
+    model = nn.Linear(2, 2, bias=False)
+    model.register_buffer("turned", model.weight.detach().T)
+    save_file({"weight": torch.eye(2)}, tmp_path / "w.safetensors")
+    with pytest.raises(CheckpointError, match="another model") as caught:
+        start_from(model, tmp_path / "w.safetensors")
+    assert "turned: checkpoint missing" in caught.value.where
 
 
 def brought(source: Path, tmp_path: Path) -> tuple[Imported, dict[str, Tensor]]:

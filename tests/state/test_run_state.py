@@ -1,4 +1,4 @@
-"""The state of a run: its sharded tensors are found by name in checkpoints of both spellings."""
+"""The state of a run: what is compared with the model, and how sharded tensors are found."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from surefoot.core.errors import CheckpointError
 from surefoot.state import run_state as module
 from surefoot.state.reading import StoredTensors
-from surefoot.state.run_state import RunState
+from surefoot.state.run_state import RunState, check_same_tensors
 from surefoot.state.tree import Snapshot
 
 
@@ -46,3 +47,25 @@ def test_a_sharded_tensor_is_read_in_part_whatever_its_name(
     laid_out = run_state(model)._laid_out(Snapshot(stored, values)).tensors
     assert laid_out[path].data_ptr() == model["a/b~"].weight.data_ptr()
     assert stored.whole == ["model/other"]
+
+
+FORMS = (None, 0, 3, 0.5, "text", {"a": 1}, torch.ones(2), torch.ones(3, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("name", ["_extra_state", "layers.0._extra_state"])
+@pytest.mark.parametrize("ours", FORMS)
+def test_the_form_of_an_extra_state_is_the_module_s_own_business(name: str, ours: Any) -> None:
+    for theirs in FORMS:
+        check_same_tensors({name: ours}, {name: theirs})
+    for ours_only, theirs_only in (({name: ours}, {}), ({}, {name: ours})):
+        with pytest.raises(CheckpointError, match="another model"):
+            check_same_tensors(ours_only, theirs_only)
+
+
+@pytest.mark.parametrize("value", [torch.ones(3), torch.ones(2).double(), 1])
+def test_what_is_no_extra_state_is_compared(value: Any) -> None:
+    ours = {"my_extra_state": torch.ones(2), "hook": None}
+    check_same_tensors(ours, {"my_extra_state": torch.zeros(2), "hook": 3})
+    with pytest.raises(CheckpointError) as caught:
+        check_same_tensors(ours, {"my_extra_state": value, "hook": None})
+    assert caught.value.where.startswith("my_extra_state: checkpoint ")

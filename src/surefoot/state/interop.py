@@ -65,7 +65,10 @@ def export_weights(
             average.
     """
     manifest, snapshot = _read(source)
-    weights = _separate(averaged_weights_of(snapshot) if which == "ema" else weights_of(snapshot))
+    state = averaged_weights_of(snapshot) if which == "ema" else weights_of(snapshot)
+    weights = _separate(state)
+    # Extra states of modules, whatever form they have.
+    others = {name: value for name, value in state.items() if name not in weights}
     architecture = manifest.about.get("architecture")
     twin = None
     if wanted in (None, "transformers"):
@@ -98,12 +101,15 @@ def export_weights(
             note = "the tokenizer is not part of a checkpoint: it lies in the run's artifacts"
         elif wanted == "pt":
             chosen = "pt"
-            torch.save(weights, folder / "model.pt")
+            torch.save({**state, **weights}, folder / "model.pt")
         else:
             chosen = "safetensors"
             _save(weights, folder / "model.safetensors")
             if wanted is None:
                 note = "transformers has no model that computes what this one does"
+            if others:
+                left = f"extra state that is no tensor was left out: {', '.join(sorted(others))}"
+                note = "; ".join(filter(None, (note, left)))
         sums = {path.name: _sha256(path) for path in sorted(folder.iterdir())}
         lines = "".join(f"{digest}  {name}\n" for name, digest in sums.items())
         (folder / SUMS_NAME).write_text(lines, encoding="utf-8")
@@ -141,7 +147,11 @@ def _gpt_config(architecture: Any) -> GPTConfig | None:
 
 def _separate(weights: Mapping[str, Any]) -> dict[str, Tensor]:
     # Tied tensors are one in a checkpoint; each name gets its own here.
-    return {name: tensor.detach().clone().contiguous() for name, tensor in weights.items()}
+    return {
+        name: tensor.detach().clone().contiguous()
+        for name, tensor in weights.items()
+        if isinstance(tensor, Tensor)
+    }
 
 
 def _save(tensors: Mapping[str, Tensor], path: Path) -> None:

@@ -25,11 +25,13 @@ from surefoot.state.shards import is_sharded, laid_out_like
 from surefoot.state.stages import ALL_LAYERS, Layers, own_part, telling
 from surefoot.state.tree import (
     RANKS_KEY,
+    TENSOR_MARK,
     Snapshot,
     join_tree,
     path_part,
     split_tree,
     tensors_named,
+    written_key,
 )
 
 CURSOR_KINDS: Mapping[str, type[Cursor] | type[StreamCursor]] = {
@@ -47,6 +49,9 @@ PARTS_BY_STATE_DICT = (
     "stopping",
     "best",
 )
+
+EXTRA_STATE = "_extra_state"
+"""Where `state_dict` of torch puts what a module's `get_extra_state` gives."""
 
 
 class Stateful(Protocol):
@@ -252,6 +257,7 @@ def averaged_weights_of(snapshot: Snapshot) -> dict[str, Any]:
     weights = weights_of(snapshot)
     with naming_state():
         average = join_tree(snapshot)["average"]
+        held = snapshot.values["model"]
         if average["kind"] == "none":
             raise RequestError(
                 "the run kept no average of its weights",
@@ -259,14 +265,18 @@ def averaged_weights_of(snapshot: Snapshot) -> dict[str, Any]:
                 rule="`ema.kind=on` keeps one",
                 remedy="take the raw weights",
             )
-        # A tied tensor is averaged once and has several names.
-        averages = {weights[name].data_ptr(): mean for name, mean in average["weights"].items()}
-        return {
-            name: averages[tensor.data_ptr()].to(tensor.dtype)
-            if tensor.data_ptr() in averages
-            else tensor
-            for name, tensor in weights.items()
+        # A tied tensor is averaged once and has several names: all say where the one is written.
+        averages = {
+            held[written_key(name)][TENSOR_MARK]: mean for name, mean in average["weights"].items()
         }
+
+        def averaged(name: str, value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            path = held[written_key(name)][TENSOR_MARK]
+            return averages[path].to(value.dtype) if path in averages else value
+
+        return {name: averaged(name, value) for name, value in weights.items()}
 
 
 @contextmanager
@@ -302,8 +312,11 @@ def check_same_tensors(
 ) -> None:
     """Refuses tensors that differ in name, shape or number type, and names the first that do.
 
+    What is no tensor is compared by name only, and so is an extra state, whatever it is: its form
+    is the module's own business and may change from one update to the next.
+
     Args:
-        ours: the model's tensors.
+        ours: the model's state.
         theirs: the checkpoint's.
         most_named: how many differences are named.
         same_dtype: False where weights are only a start, and are converted.
@@ -313,11 +326,11 @@ def check_same_tensors(
     """
     differences = []
     for name in sorted(ours.keys() | theirs.keys()):
-        mine, other = _shape(ours.get(name)), _shape(theirs.get(name))
-        if same_dtype and mine == other:
-            mine, other = _dtype(ours.get(name)), _dtype(theirs.get(name))
-        if mine != other:
-            differences.append(f"{name}: checkpoint {other}, model {mine}")
+        forms = zip(_form(theirs, name), _form(ours, name), strict=True)
+        for other, mine in forms if same_dtype else [next(forms)]:
+            if mine != other:
+                differences.append(f"{name}: checkpoint {other}, model {mine}")
+                break
     if differences:
         shown = "; ".join(differences[:most_named])
         more = len(differences) - most_named
@@ -329,11 +342,13 @@ def check_same_tensors(
         )
 
 
-def _shape(value: Any) -> str:
-    if value is None:
-        return "missing"
-    return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
-
-
-def _dtype(value: Any) -> str:
-    return str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) else ""
+def _form(state: Mapping[str, Any], name: str) -> tuple[str, str]:
+    """Shape and number type, or what stands in their place."""
+    if name not in state:
+        return "missing", ""
+    if name.rpartition(".")[2] == EXTRA_STATE:
+        return "an extra state", ""
+    value = state[name]
+    if not isinstance(value, Tensor):
+        return "no tensor", ""
+    return str(tuple(value.shape)), str(value.dtype).removeprefix("torch.")

@@ -7,6 +7,7 @@ read is executed.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -16,6 +17,7 @@ from surefoot.core.errors import CheckpointError, MissingDataError
 from surefoot.state.checkpoint import newest_whole, read_checkpoint
 from surefoot.state.manifest import MANIFEST_NAME
 from surefoot.state.run_state import check_same_tensors, weights_of
+from surefoot.state.tree import memory_seen
 
 CHECKPOINTS_NAME = "checkpoints"
 
@@ -64,11 +66,14 @@ def start_from(model: nn.Module, path: str | Path) -> None:
     # A file keeps a tied tensor once; the model names it twice.
     for name, tensor in ours.items():
         if name not in weights:
-            twins = (
-                n for n, t in ours.items() if n in weights and t.data_ptr() == tensor.data_ptr()
-            )
-            twin = next(twins, None)
+            twin = next((n for n in ours if n in weights and _is_one(ours[n], tensor)), None)
             if twin is not None:
                 weights[name] = weights[twin]
     check_same_tensors(ours, weights, same_dtype=False)
     model.load_state_dict(weights)
+
+
+def _is_one(value: Any, other: Any) -> bool:
+    """Whether two entries of a model's state are one tensor under two names."""
+    both = isinstance(value, Tensor) and isinstance(other, Tensor)
+    return both and value.numel() > 0 and memory_seen(value) == memory_seen(other)
