@@ -32,7 +32,7 @@ from surefoot.observe.run_folder import CHECKPOINTS_NAME, RunFolder, find_run
 from surefoot.optim.ledger import ParameterLedger
 from surefoot.parallel.pipeline_schedule import PipelineOrder
 from surefoot.promising import check_contract
-from surefoot.readiness import check_trainable
+from surefoot.readiness import check_keepable, check_trainable
 from surefoot.recording import config_of, has_begun, needed_bytes, train_in_folder
 from surefoot.resuming import Resumption, accept_differences
 from surefoot.running import RunResult
@@ -68,10 +68,13 @@ def run_recipe(
         SurefootError: the run cannot start, or failed; its folder says how.
     """
     recipe = resolved.recipe
+    # Once, before any code of the user's own may change the working directory.
+    run_root, resume = run_root.absolute(), None if resume is None else resume.absolute()
     told: Resumption | None = None
     if resume is None:
         prepared, assembly = build_run(recipe)
         refuse_different_runs(resolved, prepared, assembly)
+        check_keepable(assembly)
         _show_mesh(assembly, console)
         if dry_run:
             return try_once(assembly)
@@ -86,6 +89,7 @@ def run_recipe(
         changes = accept_differences(before, resolved, accept_changes)
         prepared, assembly = build_run(recipe, resuming=True)
         refuse_different_runs(resolved, prepared, assembly)
+        check_keepable(assembly)
         _show_mesh(assembly, console)
         needed = needed_bytes(assembly, resuming=True)
         run = resume

@@ -32,6 +32,7 @@ from surefoot.observe.record import RunRecord, collect_record, write_record
 from surefoot.observe.run_data import read_contract
 from surefoot.observe.run_folder import CONFIG_NAME, RunFolder, find_begun_run, naming_folder
 from surefoot.observe.sinks import TensorBoardSink
+from surefoot.observe.text import format_path
 from surefoot.observe.view import RunFacts, Unit
 from surefoot.observe.watch import flight_recorder_files, set_where_free
 from surefoot.out_of_memory import memory_table
@@ -189,7 +190,7 @@ def make_observers(
     total, unit = progress_of(settings, assembly)
     facts = RunFacts(
         name=name,
-        folder=str(folder.path),
+        folder=format_path(folder.path),
         total=total,
         unit=unit,
         counts="tokens" if assembly.material.task.unit == "tokens" else "samples",

@@ -23,10 +23,10 @@ from surefoot.core.errors import ModelError, RequestError
 from surefoot.core.reports import Observer
 from surefoot.data.sources.datasets import as_source
 from surefoot.materials import Prepared
-from surefoot.observe.run_folder import MAX_NAME_LENGTH, RunFolder
+from surefoot.observe.run_folder import CONFIG_NAME, MAX_NAME_LENGTH, RunFolder, read_config
 from surefoot.promising import check_contract
-from surefoot.readiness import check_trainable
-from surefoot.recording import config_of, needed_bytes, train_in_folder
+from surefoot.readiness import check_keepable, check_trainable
+from surefoot.recording import needed_bytes, train_in_folder
 from surefoot.resuming import Resumption, accept_differences
 from surefoot.running import RunResult
 from surefoot.tasks.task import (
@@ -89,7 +89,7 @@ class Trainer:
             validation=_sources(validation),
         )
         self._observers = tuple(observers)
-        self._runs = Path(runs)
+        self._runs = Path(runs).absolute()
 
     def fit(self, resume: str | Path | None = None, accept: Sequence[str] = ()) -> RunResult:
         """Trains to the horizon.
@@ -104,11 +104,14 @@ class Trainer:
         Raises:
             SurefootError: the run cannot start, or failed; its folder says how.
         """
+        # Once, before any code of the user's own may change the working directory.
+        resume = None if resume is None else Path(resume).absolute()
         check_trainable(self._material, self.resolved.config)
         prepared = Prepared(self._material)
         assembly = self._assemble()
         ranks = assembly.place.ranks
         refuse_different_runs(self.resolved, prepared, assembly)
+        check_keepable(assembly)
         if resume is None:
             check_contract(self.resolved.config, assembly.evaluate_one_batch)
             needed = needed_bytes(assembly)
@@ -117,8 +120,7 @@ class Trainer:
             )
             resumption = None
         else:
-            text = config_of(resume).read_text(encoding="utf-8")
-            before = resolve_settings(read_yaml(text, "config.yaml")[0])
+            before = resolve_settings(read_yaml(read_config(resume), CONFIG_NAME)[0])
             changes = accept_differences(before, self.resolved, accept)
             needed = needed_bytes(assembly, resuming=True)
             run = resume

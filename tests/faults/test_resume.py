@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from faults.runs_for_faults import INPUTS, TARGETS, fit
 from surefoot.build import run_recipe
+from surefoot.cli import main as command
 from surefoot.config.load import load_recipe
-from surefoot.core.errors import CheckpointError, RequestError, RunFolderError
+from surefoot.core.errors import (
+    EXIT_DONE,
+    EXIT_REQUEST,
+    CheckpointError,
+    RequestError,
+    RunFolderError,
+)
 from surefoot.observe.run_folder import RunFolder, find_begun_run
 from surefoot.recording import config_of
+from surefoot.state.weights import start_from
 
 DIVERGING = {"optimizer": {"kind": "sgd", "lr": 50.0}, "evaluate": {"every": "1 steps"}}
 
@@ -62,6 +74,76 @@ def test_a_run_cut_off_before_it_began_says_so(tmp_path: Path) -> None:
     for look in (config_of, find_begun_run):
         with pytest.raises(RunFolderError, match="cut off before it began"):
             look(path)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = fit(tmp_path_factory.mktemp("runs")).folder
+    assert folder is not None
+    return folder
+
+
+@pytest.fixture
+def run(done: Path, tmp_path: Path) -> Path:
+    """A copy of a run of 6 updates with checkpoints of 3 and 6, to be damaged."""
+    return Path(shutil.copytree(done, tmp_path / "run"))
+
+
+def test_a_run_whose_configuration_is_lost_is_not_said_to_be_empty(run: Path) -> None:
+    (run / "config.yaml").unlink()
+    with pytest.raises(RunFolderError, match="2 checkpoints of it are there") as caught:
+        fit(run.parent, resume=run)
+    assert "deleted" not in str(caught.value) and "export" in caught.value.remedy
+    # What the remedy names is so.
+    assert command.run(["checkpoint", "export", str(run), "--out", str(run / "out")]) == EXIT_DONE
+    start_from(nn.Linear(3, 1), run)
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(RunFolderError, match="rows of its metrics are there"):
+        find_begun_run(run)
+
+
+def test_a_configuration_that_is_no_text_is_refused_by_its_name(run: Path) -> None:
+    (run / "config.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(RunFolderError, match="it is not UTF-8 text") as caught:
+        fit(run.parent, resume=run)
+    assert caught.value.where == str(run / "config.yaml")
+    assert command.run(["train", "--resume", str(run)]) == EXIT_REQUEST
+
+
+def test_folders_that_a_copy_has_lost_are_made_again(run: Path) -> None:
+    shutil.rmtree(run / "artifacts")
+    assert fit(run.parent, resume=run, train={"horizon": "7 steps"}).step == 7
+    assert (run / "artifacts").is_dir()
+    shutil.rmtree(run / "artifacts")
+    (run / "artifacts").write_text("")
+    with pytest.raises(RunFolderError, match="File exists"):
+        RunFolder.open(run)
+    (run / "artifacts").unlink()
+    RunFolder.open(run).close()
+
+
+def test_own_code_that_changes_the_working_directory_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+
+    class Changing(Dataset[tuple[Tensor, Tensor]]):
+        def __len__(self) -> int:
+            return len(INPUTS)
+
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            os.chdir(elsewhere)
+            return INPUTS[index], TARGETS[index]
+
+    monkeypatch.chdir(tmp_path)
+    first = fit(Path("runs"), data=Changing()).folder
+    assert first is not None and first.is_absolute()
+    monkeypatch.chdir(tmp_path)
+    relative = first.relative_to(tmp_path)
+    longer: dict[str, Any] = {"train": {"horizon": "9 steps"}}
+    assert fit(Path("runs"), data=Changing(), resume=relative, **longer).step == 9
+    assert list(elsewhere.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_furnished_leaves_nothing(

@@ -69,9 +69,7 @@ def audit(
     session: Session = context.obj
     if level not in LEVELS:
         raise RequestError(f"there is no level {level!r}", rule=f"one of {', '.join(LEVELS)}")
-    if session.json_target not in (None, STANDARD_OUTPUT):
-        # The script may change the working directory.
-        session.json_target = str(Path(str(session.json_target)).absolute())
+    # The script may change the working directory.
     places = {key: path and path.absolute() for key, path in (("s", sarif), ("j", junit))}
     base = baseline and baseline.absolute()
     request = Request(

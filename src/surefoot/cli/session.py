@@ -10,6 +10,7 @@ import dataclasses
 import io
 import json
 import math
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -131,10 +132,12 @@ def cells(*values: object) -> list[Text]:
 
 
 def _remember_json(ctx: typer.Context, value: str | None) -> str | None:
-    if value not in (None, STANDARD_OUTPUT):
-        folder = Path(str(value)).parent
+    if value is not None and value != STANDARD_OUTPUT:
+        folder = Path(value).parent
         if not folder.is_dir():
             raise typer.BadParameter(f"the folder {folder} does not exist")
+        # Absolute, once: code of the user's own may change the working directory.
+        value = os.path.abspath(value)
     ctx.obj.json_target = value
     return value
 

@@ -13,7 +13,7 @@ import typer
 from surefoot.cli.ending import Ending, show_verdict
 from surefoot.cli.session import DebugOption, JsonOption, Session, SetOption
 from surefoot.core.errors import EXIT_DONE, RankError, RequestError, StopRequested
-from surefoot.observe.text import format_number
+from surefoot.observe.text import format_number, format_path
 
 if TYPE_CHECKING:
     from surefoot.build import RunResult
@@ -217,17 +217,16 @@ def _recipe_of(run: Path) -> str:
         RequestError: the run began in Python, with a model that no recipe names.
     """
     from surefoot.config.yaml_text import read_yaml
-    from surefoot.observe.run_folder import CONFIG_NAME, find_begun_run
+    from surefoot.observe.run_folder import CONFIG_NAME, read_config
 
-    path = find_begun_run(run) / CONFIG_NAME
-    if "model" not in read_yaml(path.read_text(encoding="utf-8"), path.name)[0]:
+    if "model" not in read_yaml(read_config(run), CONFIG_NAME)[0]:
         raise RequestError(
             "this run was started in Python, with a model handed in as an object",
             where=str(run),
             rule="the command resumes what a recipe describes",
             remedy=f'in the script that made its Trainer: trainer.fit(resume="{run}")',
         )
-    return str(path)
+    return str(run / CONFIG_NAME)
 
 
 def _check_request(
@@ -283,21 +282,23 @@ def _tell(
         session.say(f"  {name}  {format_number(value)}")
     if verdict is not None:
         show_verdict(session, verdict)
+    report = None if ending.report is None else format_path(ending.report)
     if result.folder is None:
         sets = [word for override in overrides for word in ("--set", override)]
         command = shlex.join(["surefoot", "train", *([recipe] if recipe else []), *sets])
         session.next((command, "the same, for real"))
     elif stopped:
         session.next(
-            (f"surefoot train --resume {result.folder}", "goes on where it stopped"),
-            (f"{ending.report}", "the whole run on one page"),
+            (f"surefoot train --resume {format_path(result.folder)}", "goes on where it stopped"),
+            (f"{report}", "the whole run on one page"),
         )
     else:
+        folder = format_path(result.folder)
         list_command = "surefoot runs" + ("" if runs == DEFAULT_RUNS else f" {runs}")
         session.next(
-            (f"{ending.report}", "the whole run on one page"),
-            (f"surefoot checkpoint inspect {result.folder}", "what it saved"),
+            (f"{report}", "the whole run on one page"),
+            (f"surefoot checkpoint inspect {folder}", "what it saved"),
             (list_command, "all runs, side by side"),
-            (f'surefoot.load("{result.folder}").model', "the trained model, in Python"),
+            (f'surefoot.load("{folder}").model', "the trained model, in Python"),
         )
     return code

@@ -44,6 +44,7 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, lease: Lease) -> None:
+        # Absolute, once: code of the user's own may change the working directory of the process.
         self.path = path
         self.lease = lease
 
@@ -72,7 +73,7 @@ class RunFolder:
         suffix = ""
         count = 1
         while True:
-            path = Path(root) / (stem + suffix)
+            path = Path(root).absolute() / (stem + suffix)
             if _make_directory(path):
                 return cls._furnish(path)
             count += 1
@@ -86,7 +87,7 @@ class RunFolder:
             RunFolderError: it exists already, its parent cannot hold it, or there is too little
                 free space.
         """
-        path = Path(path)
+        path = Path(path).absolute()
         if path.exists():
             raise RunFolderError(
                 "The run folder exists already"
@@ -139,11 +140,19 @@ class RunFolder:
             RunFolderError: it is missing, is no run folder, is in use (the owner is named), or
                 there is too little free space.
         """
-        path = find_run(path)
+        path = find_run(path).absolute()
         check_free_space(path, needed_bytes)
-        folder = cls(path, Lease(path, tell=tell))
-        remove_leftovers(path)
-        return folder
+        lease = Lease(path, tell=tell)
+        try:
+            with naming_folder(path):
+                # A copy may lack folders that were empty.
+                (path / CHECKPOINTS_NAME).mkdir(exist_ok=True)
+                (path / ARTIFACTS_NAME).mkdir(exist_ok=True)
+                remove_leftovers(path)
+        except RunFolderError:
+            lease.release()
+            raise
+        return cls(path, lease)
 
     # -- its places ----------------------------------------------------------------------------
 
@@ -251,6 +260,15 @@ def find_begun_run(path: str | Path) -> Path:
     """
     path = find_run(path)
     if not (path / CONFIG_NAME).is_file():
+        if left := _left_by_training(path):
+            raise RunFolderError(
+                f"The run's {CONFIG_NAME} is missing; {left} are there.",
+                where=str(path),
+                rule=f"a run that can be resumed holds {CONFIG_NAME} and a checkpoint",
+                remedy=f"put {CONFIG_NAME} back from a copy; without it the weights are still to "
+                f"be had: model.initial_weights={path}, or surefoot checkpoint export {path} "
+                "--out DIR",
+            )
         raise RunFolderError(
             "The run was cut off before it began: it has written no configuration.",
             where=str(path),
@@ -258,6 +276,34 @@ def find_begun_run(path: str | Path) -> Path:
             remedy="start it anew; the folder holds nothing and may be deleted",
         )
     return path
+
+
+def read_config(run: str | Path) -> str:
+    """The text of the configuration of a run that has begun.
+
+    Raises:
+        RunFolderError: as `find_begun_run`, or the file is no text.
+    """
+    path = find_begun_run(run) / CONFIG_NAME
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise RunFolderError(
+            f"The run's {CONFIG_NAME} cannot be read: {why}.",
+            where=str(path),
+            rule=f"{CONFIG_NAME} is what the run was started with, as YAML in UTF-8",
+            remedy="put it back from a copy",
+        ) from error
+
+
+def _left_by_training(path: Path) -> str:
+    """What a run has left of its training, in words; empty where there is nothing."""
+    count = sum(1 for _ in (path / CHECKPOINTS_NAME).glob("step-*"))
+    if count:
+        return f"{count} checkpoint{'s' if count > 1 else ''} of it"
+    metrics = path / METRICS_NAME
+    return "rows of its metrics" if metrics.is_file() and metrics.stat().st_size else ""
 
 
 def check_name(name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 
 def format_bytes(count: float) -> str:
@@ -20,6 +21,12 @@ def format_bytes(count: float) -> str:
             unit = candidate
             break
     return f"{count:.1f} {unit}"
+
+
+def format_path(path: Path) -> str:
+    """A path as it is named from the working directory, where it lies below that."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def format_duration(seconds: float) -> str:
