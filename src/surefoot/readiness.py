@@ -1,11 +1,14 @@
-"""Refuses to train what would train without a word and not as it was meant. Builds nothing."""
+"""Refuses to train what would train without a word and not as it was meant, or could not be kept.
+
+Builds nothing and writes nothing.
+"""
 
 from __future__ import annotations
 
-from surefoot.assembly import Material
+from surefoot.assembly import Assembly, Material
 from surefoot.config.sections import Settings
 from surefoot.config.sections.schedules import PlateauSection
-from surefoot.core.errors import RequestError
+from surefoot.core.errors import CheckpointError, RequestError
 from surefoot.numerics.modes import refuse_evaluation_mode
 
 
@@ -29,3 +32,22 @@ def check_trainable(material: Material, settings: Settings) -> None:
                 rule="a metric is measured on a validation set",
                 remedy="give one, or leave this out",
             )
+
+
+def check_keepable(assembly: Assembly) -> None:
+    """Looks once at all that a checkpoint of this run will hold: no tensor is copied.
+
+    Every rank calls it; what one cannot keep is raised on all.
+
+    Raises:
+        CheckpointError: a part of the state cannot be kept; it is named.
+    """
+    ranks = assembly.place.ranks
+    own: Exception | None = None
+    try:
+        assembly.trainable.state.capture()
+    except Exception as error:
+        own = error
+    for rank, said in enumerate(ranks.gather("what can be kept", own and str(own))):
+        if said is not None:
+            raise own or CheckpointError(said, where=f"rank {rank}")

@@ -63,7 +63,7 @@ def test_what_is_not_json_is_refused_by_name(value: object) -> None:
     assert caught.value.where == "user/deep/1"
 
 
-@pytest.mark.parametrize("key", [1, None, "\ud800", ("a",)])
+@pytest.mark.parametrize("key", [1, None, ("a",)])
 def test_keys_are_strings(key: object) -> None:
     with pytest.raises(CheckpointError, match="key"):
         split_tree({"user": {key: 1}})
@@ -76,15 +76,18 @@ ALIKE = {
     "empty": {"": {"x": torch.ones(2)}, "x": torch.zeros(2)},
     "leading slash": {"/x": torch.ones(2), "x": torch.zeros(2)},
     "escape": {"a/b": torch.ones(2), "a~1b": torch.zeros(2), "a~01b": torch.full((2,), 2.0)},
+    "surrogate": {"\ud800": torch.ones(2), "~d800": torch.zeros(2)},
     "marks": {"u": {"$tensor": torch.ones(2)}, "$$": {"$float": "nan"}, "$": torch.zeros(2)},
 }
 
 
 @pytest.mark.parametrize("state", ALIKE.values(), ids=list(ALIKE))
-def test_no_two_tensors_have_one_name(state: dict[str, Any]) -> None:
-    snapshot = split_tree(state)
+def test_no_two_tensors_have_one_name(tmp_path: Path, state: dict[str, Any]) -> None:
+    snapshot = split_tree({"user": state})
     assert set(tensors_named(snapshot.values)) == set(snapshot.tensors)
-    assert repr(join_tree(stored(snapshot))) == repr(state)
+    back = read_checkpoint(write_checkpoint(tmp_path, 1, snapshot, {}))[1]
+    assert repr(join_tree(back)) == repr({"user": state})
+    assert repr(join_tree(split_tree(state))) == repr(state)
 
 
 class Loud(str):
@@ -156,8 +159,3 @@ def test_what_is_deep_and_large_but_allowed_comes_back(tmp_path: Path) -> None:
     state = {"deep": reduce(lambda inner, _: [inner], range(MOST_LEVELS - 2), 1), "large": 10**4200}
     back = join_tree(read_checkpoint(write_checkpoint(tmp_path, 1, split_tree(state), {}))[1])
     assert back == state
-
-
-def stored(snapshot: Snapshot) -> Snapshot:
-    """As it comes back through JSON."""
-    return Snapshot(snapshot.tensors, json.loads(json.dumps(snapshot.values, allow_nan=False)))

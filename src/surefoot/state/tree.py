@@ -6,6 +6,7 @@ No pickle: what is neither a tensor nor JSON is refused by name.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ FLOAT_MARK = "$float"
 TUPLE_MARK = "$tuple"
 MARK_SIGN = "$"
 KEY_SEPARATOR = "/"
+SURROGATE = re.compile("[\ud800-\udfff]")
 MOST_LEVELS = 128
 """How deep state may be nested; readers of JSON go no deeper than a few hundred levels."""
 MOST_BITS = 14_000
@@ -75,9 +77,11 @@ def split_tree(state: Any) -> Snapshot:
 def path_part(key: str) -> str:
     """A key as a part of a path: two paths are equal only where all their keys are.
 
-    Escaped as in a JSON pointer, https://www.rfc-editor.org/rfc/rfc6901#section-3
+    Escaped as in a JSON pointer, https://www.rfc-editor.org/rfc/rfc6901#section-3, and what no file
+    can hold (half of a surrogate pair) by its number.
     """
-    return key.replace("~", "~0").replace(KEY_SEPARATOR, "~1")
+    escaped = key.replace("~", "~0").replace(KEY_SEPARATOR, "~1")
+    return SURROGATE.sub(lambda found: f"~{ord(found[0]):x}", escaped)
 
 
 def written_key(key: str) -> str:
@@ -162,23 +166,13 @@ def _tensor(snapshot: Snapshot, name: str) -> Tensor:
 def _key(key: Any, path: str) -> str:
     if isinstance(key, str):
         # A class of its own may print as something else.
-        plain = str.__str__(key)
-        if plain.isascii() or _is_unicode(plain):
-            return plain
+        return str.__str__(key)
     raise CheckpointError(
         f"state has a key of type {type(key).__name__}: {key!r}",
         where=path or "top level",
-        rule="keys of state are strings of whole Unicode characters",
+        rule="keys of state are strings",
         remedy="use string keys in state_dict()",
     )
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _too_deep(path: str) -> CheckpointError:
