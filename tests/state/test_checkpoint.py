@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from surefoot.state.checkpoint import (
     list_checkpoints,
     newest_whole,
     read_checkpoint,
+    step_of,
     write_checkpoint,
 )
 from surefoot.state.manifest import seal
@@ -149,3 +151,68 @@ def test_a_name_that_reads_as_a_part_of_another_is_not_mistaken_for_it(
     assert set(tensors) == {"m/a", *whole}
     for name, tensor in {"m/a": rows, **whole}.items():
         assert torch.equal(tensors[name], tensor)
+
+
+def test_checkpoints_are_ordered_by_step_and_other_names_are_none(tmp_path: Path) -> None:
+    steps = (99_999_998, 99_999_999, 100_000_000, 100_000_001)
+    for step in steps:
+        made = save(tmp_path, step)
+    for name in ("step-²", "step-٣", "step-3", "step-000000003", "step-", "step-1e9", "step-0x"):
+        shutil.copytree(made, tmp_path / name)
+    assert [step_of(folder) for folder in list_checkpoints(tmp_path)] == list(steps)
+    folder, manifest, _, refused = newest_whole(tmp_path)
+    assert manifest.step == steps[-1] and folder == made and not refused
+    Retention(tmp_path, Keep(latest=1, best=0, every_steps=0)).apply()
+    assert list_checkpoints(tmp_path) == [made] and (tmp_path / "step-3").is_dir()
+
+
+@pytest.mark.parametrize("what", ["a folder", "a folder for the temporary name", "a full disk"])
+def test_a_checkpoint_is_published_whatever_becomes_of_latest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    older = save(tmp_path, 1)
+    before = {path.name for path in tmp_path.iterdir()}
+    if what == "a folder":
+        (tmp_path / "latest").unlink()
+        (tmp_path / "latest").mkdir()
+    elif what == "a full disk":
+        replace_text = module.replace_text
+
+        def fails(path: Path, text: str) -> None:
+            path.with_name("latest.tmp").touch()
+            replace_text(path / "none", text)
+
+        monkeypatch.setattr(module, "replace_text", fails)
+    else:
+        (tmp_path / "latest.tmp").mkdir()
+        before |= {"latest.tmp"}
+    made = save(tmp_path, 2)
+    assert newest_whole(tmp_path)[0] == made and list_checkpoints(tmp_path) == [older, made]
+    assert {path.name for path in tmp_path.iterdir()} == {*before, made.name}
+
+
+@pytest.mark.parametrize("what", ["folder", "file", "link", "dangling link"])
+def test_what_stands_at_the_place_of_a_checkpoint_is_replaced_and_leaves_nothing(
+    tmp_path: Path, what: str
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    place = tmp_path / "checkpoints" / "step-00000003"
+    place.parent.mkdir()
+    if what == "folder":
+        save(place.parent, 3)
+    elif what == "file":
+        place.write_text("a note")
+    else:
+        (elsewhere if what == "link" else tmp_path / "none").mkdir()
+        place.symlink_to(elsewhere)
+    made = save(place.parent, 3)
+    assert newest_whole(place.parent)[0] == made == place
+    assert not place.is_symlink() and elsewhere.exists() is (what == "link")
+    assert {path.name for path in place.parent.iterdir()} == {place.name, "latest"}
+
+
+def test_a_link_in_the_place_of_a_checkpoint_is_not_put_back_over(tmp_path: Path) -> None:
+    (tmp_path / "step-00000003.abc.replaced.tmp").mkdir()
+    (tmp_path / "step-00000003").symlink_to(tmp_path / "none")
+    module.put_back(tmp_path)
+    assert (tmp_path / "step-00000003").is_symlink()

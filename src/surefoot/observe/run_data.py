@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -186,7 +187,8 @@ class RunData:
     def best_kept_step(self) -> int | None:
         """The step of the best checkpoint that is still there, by the deciding metric."""
         name, direction = self.deciding_name(), self.deciding[2]
-        kept = {int(p.name[5:]) for p in (self.path / CHECKPOINTS_NAME).glob("step-*[0-9]")}
+        names = (path.name for path in (self.path / CHECKPOINTS_NAME).glob("step-*"))
+        kept = {int(name[5:]) for name in names if re.fullmatch("step-[0-9]{8,}", name)}
         found = [
             (value if direction == "min" else -value, step)
             for step, value in self.history(name or "")

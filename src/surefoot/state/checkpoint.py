@@ -25,8 +25,8 @@ from surefoot.state.commit import (
 from surefoot.state.manifest import (
     MALFORMED,
     MANIFEST_NAME,
-    STEP_PREFIX,
     Manifest,
+    named_step,
     read_manifest,
     verify_files,
 )
@@ -77,21 +77,21 @@ def read_checkpoint(folder: Path) -> tuple[Manifest, Snapshot]:
 
 
 def list_checkpoints(checkpoints: Path) -> list[Path]:
-    """Published checkpoints, oldest first. Unfinished ones are never listed."""
+    """Published checkpoints, in the order of their steps. Unfinished ones are never listed, nor are
+    folders of a name that no checkpoint is given."""
     if not checkpoints.is_dir():
         return []
-    return sorted(
-        path
-        for path in checkpoints.iterdir()
-        if path.name.startswith(STEP_PREFIX)
-        and path.name[len(STEP_PREFIX) :].isdigit()
-        and (path / MANIFEST_NAME).is_file()
-    )
+    steps = {path: named_step(path.name) for path in checkpoints.iterdir()}
+    found = [(step, path) for path, step in steps.items() if step is not None]
+    return [path for _, path in sorted(found) if (path / MANIFEST_NAME).is_file()]
 
 
 def step_of(checkpoint: Path) -> int:
     """The step that the name of a checkpoint's folder says."""
-    return int(checkpoint.name[len(STEP_PREFIX) :])
+    step = named_step(checkpoint.name)
+    if step is None:
+        raise ValueError(f"{checkpoint.name} is no name of a checkpoint")
+    return step
 
 
 def newest_whole(

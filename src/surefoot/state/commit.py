@@ -3,8 +3,8 @@
 In order, on all ranks alike: agree on the attempt and on who writes what; write the pieces and make
 them durable; report sizes and digests, or what went wrong; rank 0 writes the state and the
 manifest, proves that the run is still its own, renames the folder, and points `latest` at it. What
-goes wrong on any rank undoes the attempt and is raised on all. A reader sees a whole checkpoint or
-none, and an older one is never touched.
+goes wrong before the renaming, on any rank, undoes the attempt and is raised on all. A reader sees
+a whole checkpoint or none, and an older one is never touched.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from surefoot.core.disk import free_bytes, is_full, is_refused
 from surefoot.core.errors import CheckpointError, DiskFullError, DiskRefusedError
 from surefoot.parallel.ranks import OneRank, Ranks
-from surefoot.state.durable import rename, replace_text, sync_path, write_text
+from surefoot.state.durable import remove, rename, replace_text, sync_path, write_text
 from surefoot.state.manifest import (
     MANIFEST_NAME,
     STEP_PREFIX,
@@ -235,7 +235,7 @@ class _Commit:
                 rule="only the owner of a run publishes its checkpoints",
             )
         aside = self.target.with_name(f"{self.target.name}.{begun[0]['attempt']}{REPLACED_SUFFIX}")
-        if self.target.exists():
+        if os.path.lexists(self.target):
             # Of the same step, such as a damaged one before a fall-back. See `put_back`.
             rename(self.target, aside)
         try:
@@ -245,7 +245,8 @@ class _Commit:
                 os.rename(aside, self.target)
             raise
         sync_path(self.checkpoints)
-        replace_text(self.checkpoints / LATEST_NAME, f"{self.target.name}\n")
+        remove(aside, ignore_errors=True)
+        point_at(self.checkpoints / LATEST_NAME, self.target.name)
 
 
 def _entries(written: Sequence[Mapping[str, Any]]) -> dict[str, TensorEntry]:
@@ -257,6 +258,16 @@ def _entries(written: Sequence[Mapping[str, Any]]) -> dict[str, TensorEntry]:
     return {name: TensorEntry(*described[name], tuple(chunks[name])) for name in sorted(chunks)}
 
 
+def point_at(latest: Path, name: str) -> None:
+    """Names the newest checkpoint for people. Nothing reads it: what stands in its way, or a disk
+    that refuses now, does not undo a checkpoint that is published."""
+    try:
+        replace_text(latest, f"{name}\n")
+    except OSError:
+        with suppress(OSError):
+            latest.with_name(f"{latest.name}{TEMPORARY_SUFFIX}").unlink()
+
+
 def put_back(checkpoints: Path) -> None:
     """Puts a checkpoint back whose replacement was cut short between two renames.
 
@@ -264,7 +275,7 @@ def put_back(checkpoints: Path) -> None:
     """
     for aside in checkpoints.glob(f"{STEP_PREFIX}*{REPLACED_SUFFIX}"):
         target = aside.with_name(aside.name.partition(".")[0])
-        if not target.exists():
+        if not os.path.lexists(target):
             rename(aside, target)
             sync_path(checkpoints)
 

@@ -1,4 +1,4 @@
-"""Writes that survive a power cut, one call for each thing that a disk can refuse.
+"""Writes that survive a power cut, and deletions; one call for each thing that a disk can refuse.
 
 Every byte of a checkpoint goes through here. Nothing here decides what is written or when.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -43,3 +45,13 @@ def replace_text(path: Path, text: str) -> None:
 def rename(old: Path, new: Path) -> None:
     """One step that either has happened or has not."""
     os.rename(old, new)
+
+
+def remove(path: Path, *, ignore_errors: bool = False) -> None:
+    """Deletes a folder with what is in it, a file, or a link."""
+    # Where a link points to was chosen by somebody else, and is not ours to empty.
+    if path.is_symlink() or path.is_file():
+        with suppress(*([OSError] if ignore_errors else [])):
+            path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=ignore_errors)

@@ -42,6 +42,16 @@ def step_name(step: int) -> str:
     return f"{STEP_PREFIX}{step:0{STEP_DIGITS}d}"
 
 
+def named_step(name: str) -> int | None:
+    """The step that `step_name` gives this name for; None for a name that it never gives."""
+    digits = name.removeprefix(STEP_PREFIX)
+    # Other scripts have digits too, and some that `int` does not read.
+    if not (digits.isascii() and digits.isdecimal()):
+        return None
+    step = int(digits)
+    return step if name == step_name(step) else None
+
+
 @dataclass(frozen=True, slots=True)
 class FileEntry:
     """One file of a checkpoint."""

@@ -6,17 +6,15 @@ lies and never counted. Nothing is deleted before a newer one is published.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from surefoot.core.errors import CheckpointError
-from surefoot.state.checkpoint import list_checkpoints
+from surefoot.state.checkpoint import list_checkpoints, step_of
 from surefoot.state.commit import TEMPORARY_SUFFIX
-from surefoot.state.durable import rename
+from surefoot.state.durable import remove, rename
 from surefoot.state.manifest import STEP_PREFIX, Manifest, read_manifest, verify_files
 
 DELETED_SUFFIX = f".deleted{TEMPORARY_SUFFIX}"
@@ -87,12 +85,12 @@ class Retention:
         whole = [c for c in map(self._look, found) if c is not None]
         kept = choose_kept(whole, self.keep)
         going = {c.step for c in whole} - kept
-        gone = [folder for folder in found if int(folder.name[len(STEP_PREFIX) :]) in going]
+        gone = [folder for folder in found if step_of(folder) in going]
         for folder in gone:
             delete(folder)
             del self._known[folder.name]
         for folder in self.checkpoints.glob(f"{STEP_PREFIX}*{TEMPORARY_SUFFIX}"):
-            _remove(folder, ignore_errors=True)
+            remove(folder, ignore_errors=True)
         return gone
 
     def _look(self, folder: Path) -> Candidate | None:
@@ -116,10 +114,10 @@ def delete(folder: Path) -> None:
     """
     # Under another name it is no checkpoint any more; what a kill leaves of it is cleared later.
     going = folder.with_name(f"{folder.name}{DELETED_SUFFIX}")
-    _remove(going, ignore_errors=True)
+    remove(going, ignore_errors=True)
     try:
         rename(folder, going)
-        _remove(going)
+        remove(going)
     except OSError as error:
         raise CheckpointError(
             f"an old checkpoint could not be deleted: {error}",
@@ -127,15 +125,6 @@ def delete(folder: Path) -> None:
             rule="checkpoint.keep says how many stay",
             remedy="let this user delete in the folder, or keep more; then resume",
         ) from error
-
-
-def _remove(path: Path, *, ignore_errors: bool = False) -> None:
-    # Where a link points to was chosen by somebody else, and is not ours to empty.
-    if path.is_symlink() or path.is_file():
-        with suppress(*([OSError] if ignore_errors else [])):
-            path.unlink()
-    else:
-        shutil.rmtree(path, ignore_errors=ignore_errors)
 
 
 def _candidate(manifest: Manifest) -> Candidate:
