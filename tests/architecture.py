@@ -43,6 +43,7 @@ LEVELS: Mapping[str, int] = {
     "resuming": 6,
     "running": 6,
     "spending": 6,
+    "starting_point": 6,
     "together": 6,
     "trainable": 6,
     "verify": 7,

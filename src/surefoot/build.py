@@ -28,7 +28,12 @@ from surefoot.core.schedules import Schedule, Undecided
 from surefoot.epilogue import finish_with_samples
 from surefoot.feeding import make_pace, make_plan
 from surefoot.materials import Prepared, prepare_material
-from surefoot.observe.run_folder import CHECKPOINTS_NAME, RunFolder, find_run
+from surefoot.observe.run_folder import (
+    CHECKPOINTS_NAME,
+    RunFolder,
+    find_run,
+    run_and_checkpoint,
+)
 from surefoot.optim.ledger import ParameterLedger
 from surefoot.parallel.pipeline_schedule import PipelineOrder
 from surefoot.promising import check_contract
@@ -36,7 +41,8 @@ from surefoot.readiness import check_keepable, check_trainable
 from surefoot.recording import config_of, has_begun, needed_bytes, train_in_folder
 from surefoot.resuming import Resumption, accept_differences
 from surefoot.running import RunResult
-from surefoot.state.checkpoint import newest_whole
+from surefoot.state.checkpoint import newest_whole, read_checkpoint
+from surefoot.state.manifest import MANIFEST_NAME
 from surefoot.state.run_state import check_same_tensors, naming_state, weights_of
 from surefoot.together import refuse_different_runs, take_folder
 from surefoot.trainable import make_ledger
@@ -57,8 +63,10 @@ def run_recipe(
     Args:
         resolved: the recipe with the origin of each value.
         run_root: the folder that holds the runs.
-        resume: a run folder to go on with, from its newest whole checkpoint.
-        accept_changes: fields that may differ from the resumed run; `data` accepts changed data.
+        resume: a run folder to go on with, from its newest whole checkpoint; or one of its
+            checkpoints: newer ones are put aside.
+        accept_changes: fields that may differ from the resumed run; `data` accepts changed data,
+            `metrics.jsonl` a log that does not fit and is begun anew.
         dry_run: build everything, run one update and one evaluation, leave no trace.
         console: where the last words are printed; None prints nothing.
         on_end: is told the folder of the run once that is given back, however the run ended; on
@@ -85,14 +93,14 @@ def run_recipe(
             lambda: RunFolder.create(run_root, recipe.name, needed_bytes=needed),
         )
     else:
-        before = load_recipe(config_of(resume))
+        run, checkpoint = run_and_checkpoint(resume)
+        before = load_recipe(config_of(run))
         changes = accept_differences(before, resolved, accept_changes)
         prepared, assembly = build_run(recipe, resuming=True)
         refuse_different_runs(resolved, prepared, assembly)
         check_keepable(assembly)
         _show_mesh(assembly, console)
         needed = needed_bytes(assembly, resuming=True)
-        run = resume
 
         def tell(text: str) -> None:
             if console is not None:
@@ -101,7 +109,7 @@ def run_recipe(
         folder = take_folder(
             assembly.place.ranks, lambda: RunFolder.open(run, needed_bytes=needed, tell=tell)
         )
-        told = Resumption(before.recipe.settings, tuple(changes), tuple(accept_changes))
+        told = Resumption(before.recipe.settings, tuple(changes), tuple(accept_changes), checkpoint)
     try:
         result = train_in_folder(folder, recipe.name, resolved, prepared, assembly, told)
         if result.status == "finished" and assembly.place.speaks and assembly.place.has_whole_model:
@@ -193,12 +201,14 @@ class LoadedRun:
 
 
 def load(run: str | Path, model: nn.Module | None = None) -> LoadedRun:
-    """Loads the model of a run from its newest whole checkpoint. Executes nothing from it.
+    """Loads the model of a run from its newest whole checkpoint, or of one checkpoint.
+
+    Executes nothing from it.
 
     A model of the user's own class is imported by its name, as the recipe named it.
 
     Args:
-        run: the run folder.
+        run: the run folder, or the folder of a checkpoint.
         model: for a run whose model was handed to `Trainer`: a module of the same class.
 
     Raises:
@@ -206,8 +216,12 @@ def load(run: str | Path, model: nn.Module | None = None) -> LoadedRun:
         CheckpointError: there is no whole checkpoint, or it is of another model.
         RequestError: the model cannot be built from the run alone.
     """
-    folder = find_run(run)
-    checkpoint, manifest, snapshot, _ = newest_whole(folder / CHECKPOINTS_NAME)
+    folder = Path(run)
+    if (folder / MANIFEST_NAME).is_file():
+        checkpoint = folder
+        manifest, snapshot = read_checkpoint(folder)
+    else:
+        checkpoint, manifest, snapshot, _ = newest_whole(find_run(run) / CHECKPOINTS_NAME)
     if model is None:
         architecture = manifest.about.get("architecture")
         if architecture is None:

@@ -109,7 +109,7 @@ def train_in_folder(
 
 
 def _restore(run: FolderRun, resumption: Resumption) -> dict[str, object]:
-    """Goes back to the newest whole checkpoint; returns what the record says of it."""
+    """Goes back to the checkpoint that is asked for; returns what the record says of it."""
     settings = run.assembly.settings
     told: dict[str, object] = resumption.told()
 
@@ -126,7 +126,7 @@ def _restore(run: FolderRun, resumption: Resumption) -> dict[str, object]:
         )
         told["tier"] = resume_tier(manifest.about, run.about, settings.deterministic).value
 
-    step = run.restore(told, check)
+    step = run.restore(told, check, resumption.wanted)
     return {**told, "step": step}
 
 

@@ -16,10 +16,17 @@ from surefoot.config.building import make_schedule
 from surefoot.config.load import C, Difference, Resolved, differences
 from surefoot.config.sections import Recipe, Settings
 from surefoot.core.counting import Pace
-from surefoot.core.errors import CheckpointError, RequestError, RunFolderError
+from surefoot.core.errors import (
+    GO_ON_FROM_OLDER,
+    CheckpointError,
+    RequestError,
+    RunFolderError,
+)
 from surefoot.core.reports import Event
 from surefoot.core.schedules import Schedule, first_difference
 from surefoot.observe.events import EventKind
+from surefoot.observe.run_folder import METRICS_NAME
+from surefoot.starting_point import Wanted
 from surefoot.state.manifest import Manifest
 
 
@@ -125,6 +132,13 @@ class Resumption:
     """Differences of the configuration, all of them safe or accepted."""
     accepted: tuple[str, ...] = ()
     """What may differ, by name; `data` stands for the content of the data sets."""
+    checkpoint: str | None = None
+    """Name of the one to go on from; None for the newest."""
+
+    @property
+    def wanted(self) -> Wanted:
+        """Which checkpoint to go on from, and what may become of the metrics log."""
+        return Wanted(self.checkpoint, may_begin_log_anew=METRICS_NAME in self.accepted)
 
     def told(self) -> dict[str, object]:
         """What the resume event says of it."""
@@ -145,8 +159,7 @@ class Resumption:
                 "the checkpoint does not say on what data it was trained",
                 where="manifest.json: about.data",
                 rule="a resume goes on with the same samples",
-                remedy="resume from an older checkpoint, or begin from its weights with "
-                "model.initial_weights",
+                remedy=f"{GO_ON_FROM_OLDER}; or begin from its weights with model.initial_weights",
             )
         for name, fingerprint in recorded.items():
             if fingerprints.get(name) != fingerprint and "data" not in self.accepted:
@@ -263,14 +276,14 @@ def _check_names(accepted: Sequence[str], *configs: Mapping[str, Any]) -> None:
     Raises:
         RequestError: with the field that was likely meant.
     """
-    known = {"data"}.union(*(_paths(config) for config in configs))
+    known = {"data", METRICS_NAME}.union(*(_paths(config) for config in configs))
     for name in accepted:
         if name not in known:
             close = get_close_matches(name, sorted(known), n=1)
             raise RequestError(
                 f"there is no field '{name}' that could differ",
                 where="--accept-change",
-                rule="a dotted path of the recipe, a section, or `data`",
+                rule=f"a dotted path of the recipe, a section, `data`, or {METRICS_NAME}",
                 remedy=f"did you mean {close[0]}?"
                 if close
                 else "`surefoot show config RECIPE` lists the fields",

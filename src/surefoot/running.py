@@ -17,19 +17,16 @@ from torch import nn
 
 from surefoot.assembly import Assembly
 from surefoot.cadences import make_cadence, make_horizon
-from surefoot.config.sections import Settings
 from surefoot.core.budget import Budget
 from surefoot.core.disk import free_bytes
 from surefoot.core.errors import RankError, SurefootError
 from surefoot.core.interruption import Cut, CutShort
 from surefoot.core.peaks import dense_peak
 from surefoot.core.reports import Event, Observer
-from surefoot.core.units import Steps
-from surefoot.data.batch import MicroBatch
 from surefoot.data.fetch import collated
 from surefoot.data.sources.stream import StreamSource
 from surefoot.engine.cadence import AtEnd
-from surefoot.engine.evaluate import OpenSet
+from surefoot.engine.evaluate import left_when
 from surefoot.engine.first_bad import described
 from surefoot.engine.interrupt import StopOnSignal
 from surefoot.engine.loop import Loop, LoopParts, Outcome
@@ -48,13 +45,13 @@ from surefoot.observe.watch import HangWatch, stacks_path
 from surefoot.optim.registry import optimizer_notes
 from surefoot.out_of_memory import record_shortage
 from surefoot.parallel.lookout import Attachment
-from surefoot.parallel.ranks import Ranks
 from surefoot.spending import Spending, budget_of
-from surefoot.state.checkpoint import list_checkpoints, newest_whole, step_of
+from surefoot.starting_point import StartingPoint, Wanted, find_starting_point, put_aside
+from surefoot.state.checkpoint import list_checkpoints, step_of
 from surefoot.state.commit import Draft, put_back
 from surefoot.state.manifest import Manifest
-from surefoot.state.retention import DECIDING_KEY, EPHEMERAL_KEY, Keep, Retention, delete
-from surefoot.state.saver import SaveKind, SavePolicy, Saver, Tell
+from surefoot.state.retention import DECIDING_KEY, EPHEMERAL_KEY, delete
+from surefoot.state.saver import SaveKind, make_saver
 from surefoot.state.shards import pieces_of
 from surefoot.tasks.calling import plan_call
 from surefoot.tasks.task import FunctionTask
@@ -153,41 +150,63 @@ class FolderRun:
         )
 
     def restore(
-        self, told: Mapping[str, object], check: Callable[[Manifest], None] = lambda _: None
+        self,
+        told: Mapping[str, object],
+        check: Callable[[Manifest], None] = lambda _: None,
+        wanted: Wanted | None = None,
     ) -> int:
-        """Goes back to the newest whole checkpoint; returns its step.
+        """Goes back to the newest whole checkpoint that fits the log, or to the one that is named.
 
         Args:
             told: what the resume event says besides, such as the accepted changes.
             check: refuses a checkpoint that this run cannot go on from, before anything is changed.
+            wanted: which checkpoint.
+
+        Returns:
+            Its step.
 
         Raises:
             CheckpointError: there is none, or it is of another model.
         """
         if not isinstance(self.folder, SharedFolder):
             put_back(self.folder.checkpoints_path)
-        path, manifest, snapshot, refused = newest_whole(
-            self.folder.checkpoints_path, self.assembly.place.ranks
-        )
-        check(manifest)
-        offsets = self.assembly.trainable.state.restore(snapshot)
-        moved = self.metrics_log.resume_at(offsets["metrics"])
-        if not isinstance(self.folder, SharedFolder):
-            self.latest.read(self.folder.metrics_path)
-        for error in refused:
-            self.tell(EventKind.NOTE, f"a newer checkpoint was refused: {error}", {})
+        point = self._find(wanted or Wanted())
+        check(point.manifest)
+        moved = self._go_back_to(point)
+        aside = [path.name for path in point.newer]
+        if aside and not isinstance(self.folder, SharedFolder):
+            text = f"going on from {point.path.name}, put aside: {', '.join(aside)}"
+            self.tell(EventKind.NOTE, text, {})
+            put_aside(point.newer, point.path)
         self.tell(
             EventKind.RESUME,
-            f"resumed from {path.name}",
+            f"resumed from {point.path.name}",
             {
-                "checkpoint": path.name,
+                "checkpoint": point.path.name,
                 "moved_rows": moved.name if moved else None,
+                "put_aside": aside,
                 "attempt": self.folder.lease.attempt,
                 **self.spending.told(),
                 **told,
             },
         )
-        return manifest.step
+        return point.manifest.step
+
+    def _find(self, wanted: Wanted) -> StartingPoint:
+        ranks = self.assembly.place.ranks
+        return find_starting_point(self.folder.checkpoints_path, ranks, self.metrics_log, wanted)
+
+    def _go_back_to(self, point: StartingPoint) -> Path | None:
+        """Puts state and log back, and tells of what was refused; returns where rows were moved."""
+        offsets = self.assembly.trainable.state.restore(point.snapshot)
+        for error in point.refused:
+            self.tell(EventKind.NOTE, f"a newer checkpoint was refused: {error}", {})
+        self.latest.values = dict(point.latest)
+        if not point.log_misfit:
+            return self.metrics_log.resume_at(offsets["metrics"])
+        text = f"THE METRICS LOG BEGINS ANEW, what it held is put aside: {point.log_misfit}"
+        self.tell(EventKind.NOTE, text, {})
+        return self.metrics_log.begin_anew()
 
     def train(self, stop: StopOnSignal, watched: ExitStack) -> RunResult:
         """Runs to the end, or until `stop` asks, and tells how it ended; closes `watched` before.
@@ -268,10 +287,11 @@ class FolderRun:
         self.saver.finish()
         state, spikes = self.assembly.trainable.state, self.assembly.trainable.log.guard.spikes
         checkpoints, ranks = self.folder.checkpoints_path, self.assembly.place.ranks
-        path, _, snapshot, _ = newest_whole(checkpoints, ranks, last_step=roll_back.last_step)
+        # A log that somebody has cut meanwhile is no reason to end the run.
+        point = self._find(Wanted(last_step=roll_back.last_step, may_begin_log_anew=True))
+        path = point.path
         with spikes.remembering(roll_back):
-            offsets = state.restore(snapshot)
-        moved = self.metrics_log.resume_at(offsets["metrics"])
+            moved = self._go_back_to(point)
         self.save(SaveKind.FINAL)
         if ranks.rank == 0:
             for newer in list_checkpoints(checkpoints):
@@ -461,33 +481,10 @@ def notes_of(assembly: Assembly) -> Iterator[str]:
         yield f"the data holds {', '.join(unused)}, which the model's forward does not take"
 
 
-def make_saver(settings: Settings, checkpoints: Path, ranks: Ranks, tell: Tell) -> Saver:
-    """What writes the checkpoints of a run, as its settings ask."""
-    section = settings.checkpoint
-    every = section.keep_every
-    keep = Keep(section.keep, section.keep_best, every.value if isinstance(every, Steps) else 0)
-    policy = SavePolicy(section.mode, section.on_full)
-    return Saver(checkpoints, policy, Retention(checkpoints, keep), ranks, tell)
-
-
 def make_clock(assembly: Assembly) -> Callable[[], float]:
     """The clock of rank 0, as all ranks heard it last."""
     host_sums = assembly.trainable.host_sums
     return time.monotonic if host_sums is None else host_sums.clock
-
-
-def left_when(cut: Cut, open_set: OpenSet, beat: Callable[[str], None]) -> OpenSet:
-    """The same validation set, left between two batches where `cut()` says so."""
-
-    def opened() -> Iterator[MicroBatch]:
-        with closing(cast(Any, open_set())) as micro_batches:
-            for micro_batch in micro_batches:
-                if cut():
-                    raise CutShort
-                beat("an evaluation")
-                yield micro_batch
-
-    return opened
 
 
 def _nothing() -> None:

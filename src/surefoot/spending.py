@@ -75,8 +75,7 @@ class Spending:
         self._tell = tell
         self._clock = clock
         self._began = clock()
-        row = last_step_row(metrics) if metrics.is_file() else None
-        self._last_seen = 0.0 if row is None else number(row["time"])
+        self._last_seen = _last_seen(metrics)
         before = stretches_of(read_events(events) if events.is_file() else (), self._last_seen)
         self._wall_before = sum(stretch.seconds for stretch in before)
         self._device_before = sum(stretch.device_seconds for stretch in before)
@@ -119,3 +118,13 @@ class Spending:
             hours = min(hours, budget.cost / budget.price_per_device_hour)
         left.append((hours * 3600 - self._device_before) / self.devices)
         return self._began + min(left)
+
+
+def _last_seen(metrics: Path) -> float:
+    """The time of the last update in a log; 0 where there is none, or a row that cannot be read."""
+    try:
+        row = last_step_row(metrics)
+        return 0.0 if row is None else number(row["time"])
+    except (OSError, ValueError, KeyError):
+        # What is wrong with the log is said where the run looks for its place in it.
+        return 0.0

@@ -81,6 +81,9 @@ class SilentLog:
     def resume_at(self, offset: int) -> Path | None:
         return None
 
+    def begin_anew(self) -> Path | None:
+        return None
+
 
 def take_folder(ranks: Ranks, make: Callable[[], RunFolder]) -> RunFolder | SharedFolder:
     """Rank 0 makes or opens the folder of the run; the others are told where it is.

@@ -23,7 +23,13 @@ from surefoot.core.errors import ModelError, RequestError
 from surefoot.core.reports import Observer
 from surefoot.data.sources.datasets import as_source
 from surefoot.materials import Prepared
-from surefoot.observe.run_folder import CONFIG_NAME, MAX_NAME_LENGTH, RunFolder, read_config
+from surefoot.observe.run_folder import (
+    CONFIG_NAME,
+    MAX_NAME_LENGTH,
+    RunFolder,
+    read_config,
+    run_and_checkpoint,
+)
 from surefoot.promising import check_contract
 from surefoot.readiness import check_keepable, check_trainable
 from surefoot.recording import needed_bytes, train_in_folder
@@ -95,8 +101,10 @@ class Trainer:
         """Trains to the horizon.
 
         Args:
-            resume: a run folder to go on with, from its newest whole checkpoint.
-            accept: settings that may differ from those of the resumed run; `data` for changed data.
+            resume: a run folder to go on with, from its newest whole checkpoint; or one of its
+                checkpoints: newer ones are put aside.
+            accept: settings that may differ from those of the resumed run; `data` for changed data,
+                `metrics.jsonl` for a log that does not fit and is begun anew.
 
         Returns:
             The run folder, how it ended, its latest metrics and the model.
@@ -120,14 +128,14 @@ class Trainer:
             )
             resumption = None
         else:
-            before = resolve_settings(read_yaml(read_config(resume), CONFIG_NAME)[0])
+            run, checkpoint = run_and_checkpoint(resume)
+            before = resolve_settings(read_yaml(read_config(run), CONFIG_NAME)[0])
             changes = accept_differences(before, self.resolved, accept)
             needed = needed_bytes(assembly, resuming=True)
-            run = resume
             folder = take_folder(
                 ranks, lambda: RunFolder.open(run, needed_bytes=needed, tell=self._say)
             )
-            resumption = Resumption(before.config, tuple(changes), tuple(accept))
+            resumption = Resumption(before.config, tuple(changes), tuple(accept), checkpoint)
         return train_in_folder(
             folder, self.name, self.resolved, prepared, assembly, resumption, self._observers
         )

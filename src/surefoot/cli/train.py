@@ -18,6 +18,9 @@ from surefoot.observe.text import format_number, format_path
 if TYPE_CHECKING:
     from surefoot.build import RunResult
 
+RESUME_HELP = (
+    "Go on with this run folder from its newest checkpoint, or from RUN/checkpoints/step-… of it."
+)
 DEFAULT_RECIPE = "stdlib-gpt"
 DEFAULT_RUNS = Path("runs")
 
@@ -35,7 +38,7 @@ def train(
     overrides: SetOption = None,
     resume: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="Go on with this run folder from its newest checkpoint."),
+        typer.Option(metavar="RUN", help=RESUME_HELP),
     ] = None,
     accept_change: Annotated[
         list[str] | None,
@@ -100,7 +103,7 @@ def train(
         # Rank 0 alone judges: whether a stop is one to resume or a broken promise, it says. It may
         # still be writing that down: a launcher would end it at the first other code.
         return EXIT_DONE
-    made_in = runs if resume is None else resume.parent
+    made_in = runs if resume is None or result.folder is None else result.folder.parent
     return _tell(session, result, recipe, overrides or [], made_in, ending)
 
 
@@ -217,16 +220,17 @@ def _recipe_of(run: Path) -> str:
         RequestError: the run began in Python, with a model that no recipe names.
     """
     from surefoot.config.yaml_text import read_yaml
-    from surefoot.observe.run_folder import CONFIG_NAME, read_config
+    from surefoot.observe.run_folder import CONFIG_NAME, read_config, run_and_checkpoint
 
-    if "model" not in read_yaml(read_config(run), CONFIG_NAME)[0]:
+    folder, _ = run_and_checkpoint(run)
+    if "model" not in read_yaml(read_config(folder), CONFIG_NAME)[0]:
         raise RequestError(
             "this run was started in Python, with a model handed in as an object",
             where=str(run),
             rule="the command resumes what a recipe describes",
             remedy=f'in the script that made its Trainer: trainer.fit(resume="{run}")',
         )
-    return str(run / CONFIG_NAME)
+    return str(folder / CONFIG_NAME)
 
 
 def _check_request(

@@ -14,6 +14,8 @@ EXIT_REQUEST = 2
 EXIT_FAILED = 3
 EXIT_STOPPED = 75
 
+GO_ON_FROM_OLDER = "go on from an older checkpoint: surefoot train --resume RUN/checkpoints/step-N"
+
 
 class SurefootError(Exception):
     """Base of all our errors.

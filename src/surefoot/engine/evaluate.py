@@ -7,14 +7,16 @@ gradients are as they were before; a padded sample has weight 0 and counts for n
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from surefoot.core.errors import DataError
+from surefoot.core.interruption import Cut, CutShort
 from surefoot.core.reports import EvalReport
 from surefoot.data.batch import MicroBatch
 from surefoot.engine.passes import TOTAL
@@ -149,3 +151,17 @@ class Evaluator:
                     )
                 )
         return reports
+
+
+def left_when(cut: Cut, open_set: OpenSet, beat: Callable[[str], None]) -> OpenSet:
+    """The same validation set, left between two batches where `cut()` says so."""
+
+    def opened() -> Iterator[MicroBatch]:
+        with closing(cast(Any, open_set())) as micro_batches:
+            for micro_batch in micro_batches:
+                if cut():
+                    raise CutShort
+                beat("an evaluation")
+                yield micro_batch
+
+    return opened

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +18,9 @@ class LatestMetrics:
 
     values: dict[str, float] = field(default_factory=dict)
 
-    def read(self, metrics_log: Path) -> None:
-        """Takes over what a log holds of the evaluations before a resume."""
-        for row in read_rows(metrics_log):
+    def read(self, metrics_log: Path, end: float = math.inf) -> None:
+        """Takes over what a log holds of the evaluations before the byte `end`."""
+        for row in read_rows(metrics_log, end):
             if row["row"] == "eval" and isinstance(row["metrics"], Mapping):
                 for name, value in row["metrics"].items():
                     self.values[f"{row['name']}/{name}"] = number(value)

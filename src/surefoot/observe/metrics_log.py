@@ -258,16 +258,7 @@ class MetricsLog:
         Raises:
             CheckpointError: the log is shorter than `offset`, or no row ends there.
         """
-        self.flush()
-        size = os.fstat(self._descriptor).st_size
-        inside = 0 < offset <= size and os.pread(self._descriptor, 1, offset - 1) == b"\n"
-        if offset != 0 and not inside:
-            raise CheckpointError(
-                f"The metrics log does not hold a row that ends at byte {offset}.",
-                where=str(self.path),
-                rule="a checkpoint's log offset lies at the end of a row of its own run's log",
-                remedy=f"the log has {size} bytes; restore it, or resume from another checkpoint",
-            )
+        size = self.refuse_misfit(offset)
         aside = None
         if size > offset:
             aside = self._free_aside_path()
@@ -279,6 +270,31 @@ class MetricsLog:
         self._may_append = True
         self._samples_before, self._tokens_before = self._counts_at_end()
         self._recent_losses = deque(_losses_at_end(self.path), GAP_UPDATES)
+        return aside
+
+    def refuse_misfit(self, offset: int) -> int:
+        """Whether the log can go on behind `offset`; changes nothing. Returns its size.
+
+        Raises:
+            CheckpointError: the log is shorter than `offset`, or no row ends there.
+        """
+        self.flush()
+        size = os.fstat(self._descriptor).st_size
+        inside = 0 < offset <= size and os.pread(self._descriptor, 1, offset - 1) == b"\n"
+        if offset != 0 and not inside:
+            raise CheckpointError(
+                f"The metrics log does not hold a row that ends at byte {offset}.",
+                where=str(self.path),
+                rule="a checkpoint's log offset lies at the end of a row of its own run's log",
+                remedy=f"the log has {size} bytes; put it back from a copy",
+            )
+        return size
+
+    def begin_anew(self) -> Path | None:
+        """Goes on with an empty log in the middle of a run; all rows are moved aside, as above."""
+        aside = self.resume_at(0)
+        # The speeds of the first row have nothing to be counted from.
+        self._samples_before = None
         return aside
 
     def _free_aside_path(self) -> Path:
@@ -319,8 +335,11 @@ def strict(value: object) -> object:
 # -- reading -----------------------------------------------------------------------------------
 
 
-def read_rows(path: str | Path) -> Iterator[dict[str, object]]:
+def read_rows(path: str | Path, end: float = math.inf) -> Iterator[dict[str, object]]:
     """The whole rows of a log, first to last; a torn last line is left out.
+
+    Args:
+        end: byte behind the last row that is looked at.
 
     Non-finite numbers stay the strings that stand in the file; `metrics_schema.number` turns them
     into floats.
@@ -329,9 +348,11 @@ def read_rows(path: str | Path) -> Iterator[dict[str, object]]:
         DataError: a line inside the log is no row; it is named.
     """
     with open(path, "rb") as file:
+        position = 0
         for line_number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
+            if not line.endswith(b"\n") or position >= end:
                 return
+            position += len(line)
             try:
                 row = json.loads(line)
                 if not isinstance(row, dict) or "row" not in row:

@@ -242,7 +242,7 @@ def find_run(path: str | Path) -> Path:
             where=str(path),
             remedy=f"did you mean {likely}?" if likely else "name a folder that a run has left",
         )
-    if not any((path / name).is_file() for name in (LOCK_NAME, CONFIG_NAME, RECORD_NAME)):
+    if not _is_run(path):
         raise RunFolderError(
             "The folder is not a run folder.",
             where=str(path),
@@ -250,6 +250,19 @@ def find_run(path: str | Path) -> Path:
             remedy="name the folder of one run, not the folder that holds the runs",
         )
     return path
+
+
+def run_and_checkpoint(path: str | Path) -> tuple[Path, str | None]:
+    """The run folder that `path` means, and the name of a checkpoint where it is one of a run's."""
+    path = Path(path)
+    place = path.absolute().parent
+    if place.name == CHECKPOINTS_NAME and _is_run(place.parent):
+        return place.parent, path.absolute().name
+    return path, None
+
+
+def _is_run(path: Path) -> bool:
+    return any((path / name).is_file() for name in (LOCK_NAME, CONFIG_NAME, RECORD_NAME))
 
 
 def find_begun_run(path: str | Path) -> Path:

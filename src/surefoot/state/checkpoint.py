@@ -14,7 +14,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from surefoot.core.errors import CheckpointError
+from surefoot.core.errors import GO_ON_FROM_OLDER, CheckpointError
 from surefoot.parallel.ranks import OneRank, Ranks
 from surefoot.state.commit import (
     STATE_NAME,
@@ -71,7 +71,7 @@ def read_checkpoint(folder: Path) -> tuple[Manifest, Snapshot]:
             f"the checkpoint cannot be read: {error}",
             where=str(folder),
             rule="a checkpoint holds safetensors files and one JSON state",
-            remedy="resume from an older checkpoint",
+            remedy=GO_ON_FROM_OLDER,
         ) from error
     return manifest, Snapshot(tensors, values)
 

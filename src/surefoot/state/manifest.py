@@ -16,7 +16,7 @@ from typing import Any
 
 import xxhash
 
-from surefoot.core.errors import CheckpointError
+from surefoot.core.errors import GO_ON_FROM_OLDER, CheckpointError
 
 MANIFEST_NAME = "manifest.json"
 SCHEMA_VERSION = 2
@@ -170,7 +170,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"the manifest cannot be read: {error}",
             where=str(path),
             rule="a checkpoint holds a whole manifest.json",
-            remedy="resume from an older checkpoint",
+            remedy=GO_ON_FROM_OLDER,
         ) from error
     if manifest.schema_version != SCHEMA_VERSION:
         raise CheckpointError(
@@ -222,5 +222,5 @@ def _damaged(path: Path, what: str) -> CheckpointError:
         f"{path.name} {what}",
         where=str(path),
         rule="every file of a checkpoint has the size and digest of its manifest",
-        remedy="resume from an older checkpoint",
+        remedy=GO_ON_FROM_OLDER,
     )

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from surefoot.core.errors import CheckpointError, ModelError, RequestError
+from surefoot.core.errors import GO_ON_FROM_OLDER, CheckpointError, ModelError, RequestError
 from surefoot.data.order import START, Cursor
 from surefoot.data.sources.stream import StreamCursor
 from surefoot.numerics.determinism import capture_rng, restore_rng
@@ -292,7 +292,7 @@ def naming_state() -> Iterator[None]:
         raise CheckpointError(
             f"the state of the checkpoint has an unexpected form: {type(error).__name__}: {error}",
             rule="a checkpoint holds every part of a run's state, each of its own form",
-            remedy="resume from an older checkpoint, or with the version that wrote it",
+            remedy=f"{GO_ON_FROM_OLDER}; or resume with the version that wrote it",
         ) from error
 
 

@@ -15,10 +15,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Literal
 
+from surefoot.config.sections import Settings
 from surefoot.core.errors import CheckpointError, DiskRefusedError
+from surefoot.core.units import Steps
 from surefoot.parallel.ranks import Ranks
 from surefoot.state.commit import Draft, commit
-from surefoot.state.retention import Retention
+from surefoot.state.retention import Keep, Retention
 from surefoot.state.staging import HostStage
 
 SAVE = "save"
@@ -183,3 +185,12 @@ class Saver:
         said = self._ranks.gather("old checkpoints", None if own is None else str(own))[0]
         if said is not None:
             raise own or CheckpointError(said, where=f"{path.parent}, on rank 0")
+
+
+def make_saver(settings: Settings, checkpoints: Path, ranks: Ranks, tell: Tell) -> Saver:
+    """What writes the checkpoints of a run, as its settings ask."""
+    section = settings.checkpoint
+    every = section.keep_every
+    keep = Keep(section.keep, section.keep_best, every.value if isinstance(every, Steps) else 0)
+    policy = SavePolicy(section.mode, section.on_full)
+    return Saver(checkpoints, policy, Retention(checkpoints, keep), ranks, tell)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from surefoot.core.errors import CheckpointError
+from surefoot.core.errors import GO_ON_FROM_OLDER, CheckpointError
 from surefoot.state.tensor_file import refuse_unwritable
 
 TENSOR_MARK = "$tensor"
@@ -158,7 +158,7 @@ def _tensor(snapshot: Snapshot, name: str) -> Tensor:
         raise CheckpointError(
             f"the checkpoint names a tensor that it does not hold: {name}",
             rule="state.json and the tensor files belong together",
-            remedy="resume from an older checkpoint",
+            remedy=GO_ON_FROM_OLDER,
         )
     return snapshot.tensors[name]
 
