@@ -5,7 +5,6 @@ It reads the parts of a run and changes none of them.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
 
 from surefoot.assembly import Assembly
 from surefoot.config.load import Resolved
@@ -139,9 +137,8 @@ def _open_run(
     observers: tuple[Observer, ...],
 ) -> FolderRun:
     settings = assembly.settings
-    config = json.dumps(resolved.as_dict(), sort_keys=True)
     about = {
-        "config_hash": xxhash.xxh3_128_hexdigest(config.encode()),
+        "config_hash": resolved.digest,
         "data": prepared.fingerprints(),
         "architecture": prepared.architecture,
         "torch": torch.__version__,

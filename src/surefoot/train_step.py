@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from surefoot.assembly import prepare_device
+from surefoot.config.building import make_schedule
 from surefoot.config.load import resolve_settings
 from surefoot.config.sections import Settings
 from surefoot.core.counting import Pace
-from surefoot.core.errors import RequestError
-from surefoot.core.reports import Observer, StepReport
+from surefoot.core.errors import CheckpointError, RequestError
+from surefoot.core.reports import Event, Observer, StepReport
 from surefoot.data.batch import SINGLE_TERM, MicroBatch, move_to
 from surefoot.data.order import Cursor
 from surefoot.engine.evaluate import evaluate
 from surefoot.engine.sum_check import refuse_a_mean
 from surefoot.engine.window import gather_window
+from surefoot.observe.events import EventKind
 from surefoot.parallel.layout import find_place
 from surefoot.placing import place_task
+from surefoot.resuming import Resumption, accept_differences
 from surefoot.state.checkpoint import newest_whole, write_checkpoint
+from surefoot.state.commit import put_back
+from surefoot.state.manifest import Manifest
+from surefoot.state.retention import clear_left
 from surefoot.tasks.task import FunctionTask, LossSum, Task, count_samples
 from surefoot.trainable import make_trainable
 from surefoot.trainer import as_task, checked_model
+
+SETTINGS_KEY = "settings"
+"""In `about` of a checkpoint: all settings that it was trained with."""
 
 
 class TrainStep:
@@ -66,7 +77,8 @@ class TrainStep:
                 rule="a window is the batches of one call",
                 remedy="leave it out, and call step(first, second, third, fourth)",
             )
-        self.settings: Settings = resolve_settings({**settings, "train": train}).config
+        self._resolved = resolve_settings({**settings, "train": train})
+        self.settings: Settings = self._resolved.config
         if self.settings.guard.spikes == "roll-back":
             raise RequestError(
                 "TrainStep cannot roll back",
@@ -84,9 +96,14 @@ class TrainStep:
                 rule="over several ranks the batches of all make up a window",
                 remedy="use surefoot.Trainer, or audit your own loop",
             )
-        pace = Pace(samples_per_update=1)
+        self._pace = Pace(samples_per_update=1)
         self._parts = make_trainable(
-            checked_model(model), self.task, self.settings, self.device, pace, tuple(observers)
+            checked_model(model),
+            self.task,
+            self.settings,
+            self.device,
+            self._pace,
+            tuple(observers),
         )
         self.model = model
         self._is_loss_checked = False
@@ -134,21 +151,61 @@ class TrainStep:
         return dict(found.metrics)
 
     def save(self, folder: str | Path) -> Path:
-        """Publishes a whole checkpoint below `folder`; returns its own folder."""
-        self._parts.log.settle()
-        return write_checkpoint(
-            Path(folder), self.num_updates, self._parts.state.capture(), {"data": {}}
-        )
+        """Publishes a whole checkpoint below `folder`; returns its own folder.
 
-    def resume(self, folder: str | Path) -> int:
+        All of them stay; one of the same step is replaced. The folder belongs to this one step:
+        what earlier saves left half written is cleared.
+        """
+        self._parts.log.settle()
+        checkpoints = Path(folder)
+        put_back(checkpoints)
+        about = {
+            "config_hash": self._resolved.digest,
+            SETTINGS_KEY: self._resolved.as_dict(),
+            "data": {},
+            "torch": torch.__version__,
+            "device": self.device.type,
+        }
+        path = write_checkpoint(checkpoints, self.num_updates, self._parts.state.capture(), about)
+        clear_left(checkpoints)
+        return path
+
+    def resume(self, folder: str | Path, *, accept: Sequence[str] = ()) -> int:
         """Restores the newest whole checkpoint below `folder`; returns the updates completed.
 
+        Observers hear of newer ones that were refused. The batches are the caller's: that they go
+        on where they were is not checked.
+
+        Args:
+            accept: dotted paths of settings that may differ from those of the checkpoint.
+
         Raises:
-            CheckpointError: there is none, or it is of another model.
+            CheckpointError: there is none, or it is of another model or without settings.
+            RequestError: the settings differ in what was not accepted.
         """
-        _, _, snapshot, _ = newest_whole(Path(folder))
+        checkpoints = Path(folder)
+        put_back(checkpoints)
+        _, manifest, snapshot, refused = newest_whole(checkpoints)
+        self._check_settings(manifest, accept)
         self._parts.state.restore(snapshot)
+        for error in refused:
+            text = f"a newer checkpoint was refused: {error}"
+            self._parts.log.tell(Event(EventKind.NOTE, self.num_updates, text, {}, time.time()))
         return self.num_updates
+
+    def _check_settings(self, manifest: Manifest, accept: Sequence[str]) -> None:
+        settings = manifest.about.get(SETTINGS_KEY)
+        if not isinstance(settings, Mapping):
+            raise CheckpointError(
+                "the checkpoint does not say with what settings it was trained",
+                where=f"manifest.json: about.{SETTINGS_KEY}",
+                rule="TrainStep.resume goes on from what TrainStep.save has written",
+                remedy="begin from its weights alone: export them with surefoot checkpoint export",
+            )
+        before = resolve_settings(settings)
+        changes = accept_differences(before, self._resolved, accept)
+        resumption = Resumption(before.config, tuple(changes), tuple(accept))
+        resumption.check(manifest, {}, make_schedule(self.settings, self._pace), self._pace)
 
     def _micro_batch(self, batch: Any) -> MicroBatch:
         weight = self.task.weight(batch)

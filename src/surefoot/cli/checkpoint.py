@@ -38,7 +38,7 @@ def inspect(
     from surefoot.state.manifest import read_manifest, verify_files
 
     session: Session = context.obj
-    folder = _find(path)
+    folder = _find_all(path)[-1]
     manifest = read_manifest(folder)
     damage = None
     progress: dict[str, Any] = {}
@@ -54,6 +54,8 @@ def inspect(
     session.say(f"{folder}", style="bold")
     session.say(f"  step {manifest.step}, {manifest.kind}, schema {manifest.schema_version}")
     for name, value in {**progress, **manifest.about}.items():
+        if name == "settings":
+            continue  # Of an own loop; a run has them in its config.yaml. They are in the answer.
         session.say(f"  {name}: {value if isinstance(value, str) else json.dumps(value)}")
     _print_parts(session, parts)
     if tensors:
@@ -79,7 +81,9 @@ def inspect(
     if damage is not None:
         session.next(("surefoot train --resume RUN", "goes back to the newest whole checkpoint"))
         return EXIT_FOUND
-    if folder.parent.name == "checkpoints":
+    if "settings" in manifest.about:
+        session.next((f'step.resume("{folder.parent}")', "goes on from the newest checkpoint"))
+    elif folder.parent.name == "checkpoints":
         run = folder.parent.parent
         command = f"surefoot train --resume {run}"
         if manifest.about.get("architecture", "unknown") is None:
@@ -142,26 +146,11 @@ def _find_all(path: Path) -> list[Path]:
     Raises:
         RequestError: there is none.
     """
-    from surefoot.state.checkpoint import list_checkpoints
-
-    newest = _find(path)
-    return [newest] if newest == path else list_checkpoints(newest.parent)
-
-
-def _find(path: Path) -> Path:
-    """The checkpoint that `path` means.
-
-    Raises:
-        RequestError: there is none.
-    """
-    from surefoot.state.checkpoint import list_checkpoints
+    from surefoot.state.finding import checkpoints_at
     from surefoot.state.manifest import MANIFEST_NAME
 
-    if (path / MANIFEST_NAME).is_file():
-        return path
-    published = list_checkpoints(path / "checkpoints") or list_checkpoints(path)
-    if published:
-        return published[-1]
+    if found := checkpoints_at(path):
+        return found
     raise RequestError(
         "there is no checkpoint" if path.is_dir() else "there is no such folder",
         where=str(path),

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import difflib
 import importlib.resources
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar, cast
 
+import xxhash
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
@@ -52,6 +54,12 @@ class Resolved(Generic[C]):
         plain: dict[str, Any] = self.config.model_dump(mode="json")
         first = {key: plain[key] for key in _FIRST if key in plain}
         return first | plain
+
+    @property
+    def digest(self) -> str:
+        """Of all values, wherever they come from."""
+        text = json.dumps(self.as_dict(), sort_keys=True)
+        return xxhash.xxh3_128_hexdigest(text.encode())
 
     def as_yaml(self) -> str:
         """YAML that loads as the same configuration, each value with its origin as a comment."""

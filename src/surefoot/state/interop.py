@@ -19,12 +19,11 @@ from torch import Tensor
 
 from surefoot.core.errors import CheckpointError, MissingDataError, RequestError
 from surefoot.models.gpt import GPTConfig
-from surefoot.state.checkpoint import newest_whole, read_checkpoint
+from surefoot.state.finding import read_newest
 from surefoot.state.gpt_names import to_transformers
-from surefoot.state.manifest import MANIFEST_NAME, Manifest
+from surefoot.state.manifest import Manifest
 from surefoot.state.run_state import averaged_weights_of, weights_of
 from surefoot.state.tree import Snapshot
-from surefoot.state.weights import CHECKPOINTS_NAME
 
 ExportFormat = Literal["transformers", "safetensors", "pt"]
 ExportedWeights = Literal["raw", "ema"]
@@ -54,7 +53,7 @@ def export_weights(
     """Writes the weights of a run or checkpoint into a new folder.
 
     Args:
-        source: a run folder (its newest whole checkpoint) or a checkpoint.
+        source: a checkpoint, or a run folder or folder of checkpoints (the newest whole one).
         wanted: None takes `transformers` where the model has a twin there, else `safetensors`.
         which: the trained weights, or their average where the run kept one.
 
@@ -125,17 +124,15 @@ def export_weights(
 
 
 def _read(source: Path) -> tuple[Manifest, Snapshot]:
-    if (source / MANIFEST_NAME).is_file():
-        return read_checkpoint(source)
-    if (source / CHECKPOINTS_NAME).is_dir():
-        _, manifest, snapshot, _ = newest_whole(source / CHECKPOINTS_NAME)
-        return manifest, snapshot
-    raise MissingDataError(
-        "there is no checkpoint",
-        where=str(source),
-        rule="a run folder, or a checkpoint in it",
-        remedy="surefoot runs   lists the runs",
-    )
+    read = read_newest(source)
+    if read is None:
+        raise MissingDataError(
+            "there is no checkpoint",
+            where=str(source),
+            rule="a run folder, a folder of checkpoints, or a checkpoint in it",
+            remedy="surefoot runs   lists the runs",
+        )
+    return read
 
 
 def _gpt_config(architecture: Any) -> GPTConfig | None:

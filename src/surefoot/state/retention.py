@@ -89,8 +89,7 @@ class Retention:
         for folder in gone:
             delete(folder)
             del self._known[folder.name]
-        for folder in self.checkpoints.glob(f"{STEP_PREFIX}*{TEMPORARY_SUFFIX}"):
-            remove(folder, ignore_errors=True)
+        clear_left(self.checkpoints)
         return gone
 
     def _look(self, folder: Path) -> Candidate | None:
@@ -125,6 +124,14 @@ def delete(folder: Path) -> None:
             rule="checkpoint.keep says how many stay",
             remedy="let this user delete in the folder, or keep more; then resume",
         ) from error
+
+
+def clear_left(checkpoints: Path) -> None:
+    """Clears what saves and deletions that were cut short have left. Only for the owner, and after
+    `put_back` or a save: what was replaced may be all there is.
+    """
+    for left in checkpoints.glob(f"{STEP_PREFIX}*{TEMPORARY_SUFFIX}"):
+        remove(left, ignore_errors=True)
 
 
 def _candidate(manifest: Manifest) -> Candidate:

@@ -14,20 +14,17 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from surefoot.core.errors import CheckpointError, MissingDataError
-from surefoot.state.checkpoint import newest_whole, read_checkpoint
-from surefoot.state.manifest import MANIFEST_NAME
+from surefoot.state.finding import read_newest
 from surefoot.state.run_state import check_same_tensors, weights_of
 from surefoot.state.tree import memory_seen
-
-CHECKPOINTS_NAME = "checkpoints"
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
     """The model's tensors by name, on the CPU.
 
     Args:
-        path: a run folder (its newest whole checkpoint), a checkpoint folder, or a safetensors
-            file.
+        path: a run folder or a folder of checkpoints (the newest whole one is taken), a checkpoint
+            folder, or a safetensors file.
 
     Raises:
         MissingDataError: there is nothing at `path`.
@@ -36,10 +33,9 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     path = Path(path)
     if not path.exists():
         raise MissingDataError(f"there are no weights at {path}", where="model.initial_weights")
-    if (path / MANIFEST_NAME).is_file():
-        weights: dict[str, Tensor] = weights_of(read_checkpoint(path)[1])
-    elif (path / CHECKPOINTS_NAME).is_dir():
-        weights = weights_of(newest_whole(path / CHECKPOINTS_NAME)[2])
+    read = read_newest(path)
+    if read is not None:
+        weights: dict[str, Tensor] = weights_of(read[1])
     elif path.is_file() and path.suffix == ".safetensors":
         try:
             weights = load_file(path)
