@@ -126,6 +126,7 @@ class FolderRun:
         self.saver = make_saver(assembly.settings, folder.checkpoints_path, saving, self.tell)
         self._began = self._clock()
         self._failure: BaseException | None = None
+        self._from_ephemeral = False
         assembly.trainable.log.investigate = self._investigate
 
     def begin(self) -> None:
@@ -172,6 +173,7 @@ class FolderRun:
             put_back(self.folder.checkpoints_path)
         point = self._find(wanted or Wanted())
         check(point.manifest)
+        self._from_ephemeral = bool(point.manifest.about.get(EPHEMERAL_KEY, False))
         moved = self._go_back_to(point)
         aside = [path.name for path in point.newer]
         if aside and not isinstance(self.folder, SharedFolder):
@@ -398,6 +400,7 @@ class FolderRun:
                 compare_ranks_every=make_cadence(settings.guard.compare_ranks_every, assembly)
                 if assembly.place.ranks.size > 1
                 else AtEnd(),
+                from_ephemeral=self._from_ephemeral,
                 slow_first_update=settings.train.compile != "off",
             )
         )

@@ -43,6 +43,7 @@ class Recorder:
         self.stop = StopOnSignal()
         self.stop_after: int | None = None
         self.closed = False
+        self.kinds: list[tuple[str, int]] = []
 
     def update(self, window: Window) -> None:
         self.log.settle()
@@ -69,6 +70,7 @@ class Recorder:
 
     def save(self, kind: SaveKind) -> bool:
         self.events.append(("save", self.progress.step))
+        self.kinds.append((kind.value, self.progress.step))
         return True
 
     def on_step(self, report: Any) -> None:
@@ -86,6 +88,7 @@ class Recorder:
         evaluate: Cadence = NEVER,
         save: Cadence = NEVER,
         compare: Cadence = NEVER,
+        **others: Any,
     ) -> Outcome:
         return Loop(
             LoopParts(
@@ -101,6 +104,7 @@ class Recorder:
                 self.stop,
                 compare_ranks=self.compare,
                 compare_ranks_every=compare,
+                **others,
             )
         ).run()
 
@@ -203,6 +207,31 @@ def test_a_request_on_a_step_just_saved_does_not_save_again() -> None:
     seen.stop_after = 1
     seen.run(steps(10), AtEnd(), every(2))
     assert [e for e in seen.events if e[0] == "save"] == [("save", 2)]
+
+
+@pytest.mark.parametrize("evaluate", [NEVER, every(2)], ids=["at the end", "before"])
+def test_the_last_checkpoint_of_a_run_stays(evaluate: Cadence) -> None:
+    seen = Recorder()
+    seen.run(steps(4), evaluate, every(3), ephemeral_every=every(1))
+    assert seen.kinds == [("ephemeral", 1), ("ephemeral", 2), ("regular", 3), ("final", 4)]
+    decided = Recorder(finish_at=2)
+    decided.run(steps(9), every(2), ephemeral_every=every(2))
+    assert decided.kinds == [("final", 2)]
+    ended = Recorder(num_windows=2)
+    ended.run(steps(9), evaluate, ephemeral_every=every(2))
+    assert ended.kinds == [("ephemeral", 2), ("final", 2)]
+    stopped = Recorder()
+    stopped.stop_after = 1
+    stopped.run(steps(9), NEVER, ephemeral_every=every(2))
+    assert stopped.kinds == [("ephemeral", 2), ("final", 2)]
+
+
+@pytest.mark.parametrize("from_ephemeral", [True, False])
+def test_a_run_that_has_ended_is_left_with_a_checkpoint_that_stays(from_ephemeral: bool) -> None:
+    progress = Progress(step=5, window=5, samples=10, cursor=Cursor(1, 0), evaluated_step=5)
+    seen = Recorder(progress=progress)
+    seen.run(steps(5), every(2), from_ephemeral=from_ephemeral)
+    assert seen.kinds == [("final", 5)] * from_ephemeral
 
 
 def test_a_decision_of_an_evaluation_ends_the_run_with_a_save() -> None:

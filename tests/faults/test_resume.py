@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from faults.runs_for_faults import INPUTS, TARGETS, fit
+from faults.runs_for_faults import INPUTS, TARGETS, edit_json, fit
 from surefoot.build import run_recipe
 from surefoot.cli import main as command
 from surefoot.config.load import load_recipe
@@ -25,6 +25,7 @@ from surefoot.core.errors import (
 )
 from surefoot.observe.run_folder import RunFolder, find_begun_run
 from surefoot.recording import config_of
+from surefoot.state.manifest import MANIFEST_NAME, read_manifest
 from surefoot.state.weights import start_from
 
 DIVERGING = {"optimizer": {"kind": "sgd", "lr": 50.0}, "evaluate": {"every": "1 steps"}}
@@ -181,6 +182,25 @@ def test_a_resume_without_space_is_refused_before_anything(
     with pytest.raises(RunFolderError, match="Too little free space"):
         fit(tmp_path, resume=folder, train={"horizon": "9 steps"})
     assert (folder / "events.jsonl").read_bytes() == before
+
+
+def test_a_run_leaves_no_ephemeral_checkpoint_as_its_last(tmp_path: Path) -> None:
+    sections = {
+        "train": {"horizon": "2 steps"},
+        "checkpoint": {"every": "9 steps", "ephemeral_every": "1 steps"},
+    }
+    run = fit(tmp_path, **sections).folder
+    assert run is not None
+    last = run / "checkpoints" / "step-00000002"
+    assert read_manifest(last).about["ephemeral"] is False
+    # As if it had been killed before the last save.
+    edit_json(last / MANIFEST_NAME, lambda raw: raw["about"].update(ephemeral=True))
+    attempts = []
+    for _ in range(2):
+        attempts.append(read_manifest(last).about["attempt"])
+        fit(tmp_path, resume=run, **sections)
+        assert read_manifest(last).about["ephemeral"] is False
+    assert attempts[0] != attempts[1] == read_manifest(last).about["attempt"]
 
 
 RECIPE = """

@@ -90,6 +90,8 @@ class LoopParts:
     compare_ranks: Callable[[int], None] = lambda step: None
     """Refuses to go on with ranks that are not equal any more."""
     compare_ranks_every: Cadence = field(default_factory=AtEnd)
+    from_ephemeral: bool = False
+    """Whether the checkpoint that the run goes on from only bridges the time to the next one."""
     slow_first_update: bool = False
     """Whether the first update compiles: it may be left half done, and loses nothing."""
 
@@ -100,6 +102,7 @@ class Loop:
     def __init__(self, parts: LoopParts) -> None:
         self.parts = parts
         self._saved_step = parts.progress.step if parts.progress.window else -1
+        self._saved_stays = not parts.from_ephemeral
         self._resumed_at = parts.clock()
         self._spent_before = parts.progress.spent_seconds
 
@@ -171,7 +174,7 @@ class Loop:
         with self.parts.log.ledger.phase(Phase.CHECKPOINT):
             self.parts.roll_back(roll_back)
         self._mark()
-        self._saved_step = self.parts.progress.step
+        self._saved_step, self._saved_stays = self.parts.progress.step, True
         self.parts.log.restart_clock()
 
     def _first_update(self, window: Window) -> None:
@@ -228,6 +231,7 @@ class Loop:
         """Evaluates and saves what is due; returns a reason to finish, or None."""
         parts = self.parts
         end = None
+        is_last = parts.horizon.reached(now)
         if parts.compare_ranks_every.due(before, now):
             # Before anything is saved: what is not equal must not become a checkpoint.
             parts.compare_ranks(parts.progress.step)
@@ -235,10 +239,10 @@ class Loop:
             end = self._evaluate()
         if parts.save_every.due(before, now):
             self._save()
-        elif parts.ephemeral_every.due(before, now):
+        elif parts.ephemeral_every.due(before, now) and end is None and not is_last:
             self._save(SaveKind.EPHEMERAL)
         parts.log.restart_clock()
-        if end is None and parts.horizon.reached(now):
+        if end is None and is_last:
             end = "the horizon is reached"
         return end
 
@@ -247,7 +251,7 @@ class Loop:
         if status is Status.FINISHED and progress.evaluated_step != progress.step:
             self._evaluate()
             self._saved_step = -1  # The state now holds what this evaluation decided.
-        if self._saved_step != progress.step:
+        if self._saved_step != progress.step or not self._saved_stays:
             self._save(SaveKind.FINAL)
         self.parts.finish_saves()
         self.parts.log.tell(
@@ -276,6 +280,7 @@ class Loop:
             saved = self.parts.save(kind)
         if saved:
             self._saved_step = self.parts.progress.step
+            self._saved_stays = kind is not SaveKind.EPHEMERAL
 
     def _mark(self) -> Mark:
         progress = self.parts.progress
