@@ -104,7 +104,7 @@ class FolderRun:
         if not isinstance(folder, SharedFolder):
             patient = assembly.settings.checkpoint.on_full == "continue"
             self.metrics_log = MetricsLog(
-                folder.metrics_path, self._utilization, self._resource_probe(), patient
+                folder.metrics_path, self._utilization, self._resource_probe(), patient, self._note
             )
             event_log = EventLog(folder.events_path, patient=patient)
             essential = (self.metrics_log, event_log, self.latest)
@@ -113,7 +113,7 @@ class FolderRun:
         self.watch = HangWatch(
             stacks_path(folder.artifacts_path, assembly.trainable.state.rank),
             float(assembly.settings.guard.deadline.value),
-            lambda text: self.tell(EventKind.NOTE, text, {}),
+            self._note,
         )
         self.spending = Spending(
             budget_of(assembly.settings.contract) if assembly.place.speaks else Budget(),
@@ -134,7 +134,7 @@ class FolderRun:
         told = {"seed": self.assembly.settings.seed, "attempt": self.folder.lease.attempt}
         self.tell(EventKind.START, "started", {**told, **self.spending.told()})
         for note in notes_of(self.assembly):
-            self.tell(EventKind.NOTE, note, {})
+            self._note(note)
 
     def _resource_probe(self) -> ResourceProbe:
         trainable, place = self.assembly.trainable, self.assembly.place
@@ -147,7 +147,7 @@ class FolderRun:
             lambda: self._utilization.energy_joules,
             self.assembly.pace.flops_per_sample,
             None if peak is None else peak * place.ranks.size,
-            lambda text: self.tell(EventKind.NOTE, text, {}),
+            self._note,
         )
 
     def restore(
@@ -178,7 +178,7 @@ class FolderRun:
         aside = [path.name for path in point.newer]
         if aside and not isinstance(self.folder, SharedFolder):
             text = f"going on from {point.path.name}, put aside: {', '.join(aside)}"
-            self.tell(EventKind.NOTE, text, {})
+            self._note(text)
             put_aside(point.newer, point.path)
         self.tell(
             EventKind.RESUME,
@@ -202,12 +202,12 @@ class FolderRun:
         """Puts state and log back, and tells of what was refused; returns where rows were moved."""
         offsets = self.assembly.trainable.state.restore(point.snapshot)
         for error in point.refused:
-            self.tell(EventKind.NOTE, f"a newer checkpoint was refused: {error}", {})
+            self._note(f"a newer checkpoint was refused: {error}")
         self.latest.values = dict(point.latest)
         if not point.log_misfit:
             return self.metrics_log.resume_at(offsets["metrics"])
         text = f"THE METRICS LOG BEGINS ANEW, what it held is put aside: {point.log_misfit}"
-        self.tell(EventKind.NOTE, text, {})
+        self._note(text)
         return self.metrics_log.begin_anew()
 
     def train(self, stop: StopOnSignal, watched: ExitStack) -> RunResult:
@@ -247,6 +247,9 @@ class FolderRun:
         """Records an event at the current step."""
         step = self.assembly.trainable.state.progress.step
         self.observers.on_event(Event(kind, step, message, data, time.time()))
+
+    def _note(self, text: str) -> None:
+        self.tell(EventKind.NOTE, text, {})
 
     def save(self, kind: SaveKind) -> bool:
         """Saves this moment, or begins to; the metrics log is on the disk before it.
@@ -443,7 +446,7 @@ class FolderRun:
             error.add_note(f"and the save that was under way failed: {second}")
         try:
             if text := record_shortage(error, self.assembly, self.folder.artifacts_path):
-                self.tell(EventKind.NOTE, text, {})
+                self._note(text)
             self._write_time_ledger()
             self.observers.on_event(failure_event(error, step))
             self.metrics_log.sync()

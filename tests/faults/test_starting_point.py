@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import surefoot
 from faults.runs_for_faults import INPUTS, TARGETS, fit
@@ -189,6 +189,26 @@ def test_put_aside_again_and_again_nothing_is_overwritten(run: Path) -> None:
         )
     found = [name for name in names(run) if "aside" in name]
     assert "step-00000009.aside-1" in found and "step-00000009.aside-2" in found
+
+
+def test_a_log_that_goes_while_the_run_writes_it_costs_nothing(
+    run: Path, wanted: list[dict[str, Any]]
+) -> None:
+    class Deleting(nn.Linear):
+        left = 2
+
+        def forward(self, input: Tensor) -> Tensor:
+            self.left -= self.training
+            if self.left == 0 and self.training:
+                for name in ("metrics.jsonl", "events.jsonl"):
+                    (run / name).unlink()
+            return super().forward(input)
+
+    go_on(run, Deleting(3, 1))
+    assert rows(run) == wanted
+    assert "metrics.jsonl WAS DELETED" in notes(run) and "events.jsonl WAS DELETED" in notes(run)
+    assert go_on(run).step == 12
+    assert [data["checkpoint"][-2:] for data in resumes(run)] == ["09", "12"]
 
 
 RECIPE = """

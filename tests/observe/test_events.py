@@ -81,3 +81,17 @@ def test_a_full_disk_is_an_error(path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(SurefootError, match="No space left"):
         log.on_event(Event("save", 1, "", {}, 1.0))
     log.close()
+
+
+def test_a_log_that_was_deleted_or_replaced_stands_again_and_says_so(path: Path) -> None:
+    log = EventLog(path)
+    log.on_event(Event(EventKind.START, 0, "started", {}))
+    path.unlink()
+    log.on_event(Event(EventKind.SAVE, 4, "saved", {}))
+    path.rename(path.with_suffix(".bak"))
+    path.write_text("an editor's own\n")
+    log.on_event(Event(EventKind.SAVE, 8, "saved", {}))
+    log.close()
+    kinds = [(event.kind, event.step) for event in read_events(path)]
+    assert kinds == [("start", 0), ("note", 4), ("save", 4), ("note", 8), ("save", 8)]
+    assert path.with_name("events.changed-1.jsonl").read_text() == "an editor's own\n"

@@ -13,6 +13,7 @@ import sys
 import time
 from array import array
 from collections import Counter
+from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 from types import MappingProxyType
@@ -437,3 +438,66 @@ def test_the_gap_is_to_the_mean_training_loss_also_after_a_resume(path: Path) ->
     resumed.append(EVALUATION)
     resumed.close()
     assert rows(path)[-1] == last
+
+
+# -- what others do to the file --------------------------------------------------------------------
+
+
+def delete(path: Path) -> bytes | None:
+    path.unlink()
+    return None
+
+
+def replace_by_an_editor(path: Path) -> bytes | None:
+    edited = path.read_bytes().replace(b"0.", b"1.")
+    path.with_suffix(".new").write_bytes(edited)
+    path.with_suffix(".new").rename(path)
+    return edited
+
+
+def replace_by_a_copy(path: Path) -> bytes | None:
+    copy = path.with_suffix(".new")
+    copy.write_bytes(path.read_bytes())
+    copy.rename(path)
+    return None
+
+
+def append(path: Path) -> bytes | None:
+    with path.open("ab") as file:
+        file.write(b"a word of mine\n")
+    return path.read_bytes()
+
+
+def cut(path: Path) -> bytes | None:
+    os.truncate(path, 100)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "hurt, said",
+    [
+        (delete, "DELETED"),
+        (replace_by_an_editor, "REPLACED"),
+        (replace_by_a_copy, None),
+        (append, "CHANGED"),
+        (cut, "it begins anew"),
+    ],
+)
+def test_what_others_do_to_the_file_is_noticed_and_mended(
+    path: Path, hurt: Callable[[Path], bytes | None], said: str | None
+) -> None:
+    told: list[str] = []
+    log = MetricsLog(path, tell=told.append)
+    log.on_step(report(1))
+    log.sync()
+    strange = hurt(path)
+    log.on_step(report(2))
+    offset = log.sync()
+    log.on_step(report(3))
+    log.close()
+    assert [said in text for text in told] == [True] if said else not told
+    assert windows(path) == ([2, 3] if hurt is cut else [1, 2, 3])
+    aside = list(path.parent.glob("metrics.changed-*.jsonl"))
+    assert [file.read_bytes()[: len(strange)] for file in aside] == ([strange] if strange else [])
+    # What a checkpoint holds of it is right: a resume finds its place.
+    MetricsLog(path).resume_at(offset)

@@ -37,6 +37,15 @@ def write_all(descriptor: int, data: bytes) -> int:
     return written
 
 
+def read_from(descriptor: int, offset: int) -> bytes:
+    """All that a file holds from `offset` on."""
+    chunks = []
+    while chunk := os.pread(descriptor, 1 << 20, offset):
+        chunks.append(chunk)
+        offset += len(chunk)
+    return b"".join(chunks)
+
+
 class PartialWriteError(OSError):
     """A write stopped half way; `written` bytes are in the file."""
 

@@ -11,6 +11,7 @@ import os
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from surefoot.core.errors import SurefootError
 from surefoot.core.reports import EvalReport, Event, StepReport
 from surefoot.observe.atomic import PartialWriteError, write_all
 from surefoot.observe.metrics_log import MOST_WAITING_BYTES, strict
+from surefoot.observe.own_file import stand_up
 
 
 class EventKind(StrEnum):
@@ -77,17 +79,18 @@ class EventLog:
         if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
             # A kill tore the last line. It stays, as a line of its own, and is read as unreadable.
             write_all(self._descriptor, b"\n")
+        self._size = os.fstat(self._descriptor).st_size
 
     def on_event(self, event: Event) -> None:
-        fields = {
-            "kind": str(event.kind),
-            "step": event.step,
-            "message": event.message,
-            "data": event.data,
-            "time": event.time or time.time(),
-        }
-        line = json.dumps(strict(fields), allow_nan=False, ensure_ascii=False, default=repr) + "\n"
-        self._waiting += line.encode("utf-8", "backslashreplace")
+        # A disk that refuses here is told of by the write itself.
+        with suppress(OSError):
+            found = stand_up(self.path, self._descriptor, self._size)
+            if found is not None:
+                os.close(self._descriptor)
+                self._descriptor, self._size = found.descriptor, found.size
+                if found.told:
+                    self._waiting += _line(Event(EventKind.NOTE, event.step, found.told, {}))
+        self._waiting += _line(event)
         try:
             self._write()
         except OSError as error:
@@ -101,8 +104,10 @@ class EventLog:
         except PartialWriteError as error:
             # The rest of the cut line goes on where the file ends.
             self._waiting = self._waiting[error.written :]
+            self._size += error.written
             raise
         self._waiting = b""
+        self._size = os.fstat(self._descriptor).st_size
         try:
             os.fsync(self._descriptor)
         except OSError as error:
@@ -137,6 +142,18 @@ class EventLog:
         finally:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _line(event: Event) -> bytes:
+    fields = {
+        "kind": str(event.kind),
+        "step": event.step,
+        "message": event.message,
+        "data": event.data,
+        "time": event.time or time.time(),
+    }
+    line = json.dumps(strict(fields), allow_nan=False, ensure_ascii=False, default=repr) + "\n"
+    return line.encode("utf-8", "backslashreplace")
 
 
 def failure_event(error: BaseException, step: int) -> Event:

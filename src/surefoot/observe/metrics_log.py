@@ -14,6 +14,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
@@ -22,8 +23,15 @@ from pydantic_core import to_json
 from surefoot.core.disk import is_full
 from surefoot.core.errors import CheckpointError, DataError, RunFolderError, SurefootError
 from surefoot.core.reports import EvalReport, Event, StepReport
-from surefoot.observe.atomic import PartialWriteError, atomic_write, fsync_directory, write_all
+from surefoot.observe.atomic import (
+    PartialWriteError,
+    atomic_write,
+    fsync_directory,
+    read_from,
+    write_all,
+)
 from surefoot.observe.metrics_schema import RESOURCES, number, schema
+from surefoot.observe.own_file import stand_up
 
 FLUSH_SECONDS = 1.0
 MOST_WAITING_BYTES = 1 << 26
@@ -53,6 +61,7 @@ class MetricsLog:
         resources: asked about once a second, with the samples a second of the rows since it was
             asked before: values of the columns `RESOURCES`, for the latest of them.
         patient: whether rows wait in memory while the disk is full. `sync` never waits.
+        tell: hears where somebody else has deleted or changed the file.
 
     It is an Observer (`on_step`, `on_eval`). All methods belong to one thread.
     """
@@ -63,9 +72,11 @@ class MetricsLog:
         utilization: Callable[[], float | None] = lambda: None,
         resources: Callable[[float | None], Mapping[str, float | None]] = lambda speed: {},
         patient: bool = False,
+        tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.path = path
         self._patient = patient
+        self._tell = tell
         self._utilization = utilization
         self._resources = resources
         self._recent_losses: deque[tuple[float, float]] = deque(maxlen=GAP_UPDATES)
@@ -193,6 +204,7 @@ class MetricsLog:
         self._waiting.clear()
         if not self._unwritten:
             return
+        self._keep_place()
         try:
             self._size += write_all(self._descriptor, self._unwritten)
         except OSError as error:
@@ -226,6 +238,7 @@ class MetricsLog:
             SurefootError: the disk refused.
         """
         self.flush()
+        self._keep_place()
         try:
             os.fsync(self._descriptor)
         except OSError as error:
@@ -233,6 +246,18 @@ class MetricsLog:
             # no later try makes it good: this is not an error to wait out.
             raise self._unwritable(error) from None
         return self._size
+
+    def _keep_place(self) -> None:
+        if os.getpid() != self._pid:
+            return
+        # What refuses here refuses the checkpoint too, or the next try does it.
+        with suppress(OSError):
+            found = stand_up(self.path, self._descriptor, self._size)
+            if found is not None:
+                os.close(self._descriptor)
+                self._descriptor, self._size = found.descriptor, found.size
+                if found.told:
+                    self._tell(found.told)
 
     def close(self) -> None:
         """Writes what waits and closes; harmless when called twice."""
@@ -262,7 +287,7 @@ class MetricsLog:
         aside = None
         if size > offset:
             aside = self._free_aside_path()
-            atomic_write(aside, _read_from(self._descriptor, offset))
+            atomic_write(aside, read_from(self._descriptor, offset))
             os.ftruncate(self._descriptor, offset)
         os.fsync(self._descriptor)
         fsync_directory(self.path.parent)
@@ -403,11 +428,3 @@ def _losses_at_end(path: Path) -> list[tuple[float, float]]:
                 lines.append(line)
     rows = [json.loads(line) for line in lines]
     return [(number(row["loss"]), number(row["weight"])) for row in rows]
-
-
-def _read_from(descriptor: int, offset: int) -> bytes:
-    chunks = []
-    while chunk := os.pread(descriptor, 1 << 20, offset):
-        chunks.append(chunk)
-        offset += len(chunk)
-    return b"".join(chunks)
