@@ -104,11 +104,12 @@ def test_a_run_whose_configuration_is_lost_is_not_said_to_be_empty(run: Path) ->
 
 
 def test_a_configuration_that_is_no_text_is_refused_by_its_name(run: Path) -> None:
-    (run / "config.yaml").write_bytes(b"\xff\xfe")
-    with pytest.raises(RunFolderError, match="it is not UTF-8 text") as caught:
-        fit(run.parent, resume=run)
-    assert caught.value.where == str(run / "config.yaml")
-    assert command.run(["train", "--resume", str(run)]) == EXIT_REQUEST
+    for content, said in [(b"\xff\xfe", "it is not UTF-8 text"), (b" \n", "it is empty")]:
+        (run / "config.yaml").write_bytes(content)
+        with pytest.raises(RunFolderError, match=said) as caught:
+            fit(run.parent, resume=run)
+        assert caught.value.where == str(run / "config.yaml")
+        assert command.run(["train", "--resume", str(run)]) == EXIT_REQUEST
 
 
 def test_folders_that_a_copy_has_lost_are_made_again(run: Path) -> None:

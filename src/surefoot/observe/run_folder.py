@@ -299,9 +299,14 @@ def read_config(run: str | Path) -> str:
     """
     path = find_begun_run(run) / CONFIG_NAME
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        text = path.read_text(encoding="utf-8")
+        if not text.strip():
+            raise ValueError("it is empty")
+        return text
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        if isinstance(error, UnicodeDecodeError):
+            why = "it is not UTF-8 text"
         raise RunFolderError(
             f"The run's {CONFIG_NAME} cannot be read: {why}.",
             where=str(path),
