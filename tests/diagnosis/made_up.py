@@ -32,7 +32,7 @@ def examined(
     columns: Mapping[str, Floats],
     *,
     validation: Mapping[int, float] | None = None,
-    accuracy: float | None = None,
+    accuracy: float | Mapping[int, float] | None = None,
     facts: Mapping[str, object] | None = None,
     events: tuple[Event, ...] = (),
 ) -> Diagnosis:
@@ -46,7 +46,7 @@ def examined(
         if validation and n in validation:
             row["val_loss"] = validation[n]
             if accuracy is not None:
-                row["val_accuracy"] = accuracy
+                row["val_accuracy"] = accuracy if isinstance(accuracy, float) else accuracy[n]
         builder.add(row)
     assert not lengths
     return examine(builder.build())

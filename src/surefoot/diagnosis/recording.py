@@ -177,6 +177,11 @@ class RecordingBuilder:
         rates = [s for key, s in columns.items() if key.startswith("lr/")]
         if rates and "lr" not in columns:
             columns["lr"] = _largest(rates)
+        if "weight" not in columns and (items := _items_of_batches(columns)) is not None:
+            columns["weight"] = items
+        classes = columns.pop("num_classes", EMPTY).finite.values
+        if len(classes) and (classes == classes[0]).all():
+            self.facts.setdefault("num_classes", int(classes[0]))
         share = columns.get("device_utilization")
         if share is not None and len(share.finite) and share.finite.values.max() > 1.5:
             columns["device_utilization"] = Series(share.rows, share.steps, share.values / 100)
@@ -191,6 +196,15 @@ class RecordingBuilder:
             facts=self.facts,
             ignored=tuple(self._ignored),
         )
+
+
+def _items_of_batches(columns: Mapping[str, Series]) -> Series | None:
+    """The tokens or samples of each batch, where the column of that name does not count them up."""
+    for name in ("tokens", "samples"):
+        series = columns.get(name, EMPTY).finite
+        if len(series) > 1 and bool((np.diff(series.values) < 0).any()):
+            return series
+    return None
 
 
 def _largest(rates: Sequence[Series]) -> Series:

@@ -20,6 +20,10 @@ VAGUE = 0.1
 """Standard error of the first loss, as a share of it, with which it tells nothing."""
 BETTER = 0.85
 """Share of log(C) below which a loss is no guess's among C classes."""
+NEAR_GUESS = 0.015
+"""Share by which a first loss may be off the logarithm of a number of classes that nobody told."""
+FEW_CLASSES = 10
+"""Classes above which the logarithms lie too close to tell one from the next."""
 HALF = ("fp16", "float16", "half", "16-mixed", "16")
 
 
@@ -334,6 +338,17 @@ class Signals:
         return known if isinstance(known, int) and known > 1 else None
 
     @cached_property
+    def classes_of_guess(self) -> int | None:
+        """The number of classes, or what a first loss says that is the logarithm of few of them,
+        where the first accuracy is a guess's, too."""
+        nearest = round(math.exp(min(max(self.initial, 0.0), 20.0))) if self.has_shape else 0
+        if self.num_classes is not None or not 2 <= nearest <= FEW_CLASSES:
+            return self.num_classes
+        near = abs(self.initial / math.log(nearest) - 1) < NEAR_GUESS
+        guesses = len(self.accuracies) > 0 and self.accuracies[0] < 1.5 / nearest
+        return nearest if near and guesses else None
+
+    @cached_property
     def is_language(self) -> bool:
         """Whether the run counts tokens or reports perplexity."""
         tokens = self.recording["tokens"].finite.values
@@ -344,14 +359,24 @@ class Signals:
         return counted or said or any(word in names for word in words)
 
     @cached_property
-    def accuracy(self) -> float | None:
-        """The last accuracy of the validation set, from 0 to 1."""
+    def accuracies(self) -> Floats:
+        """Accuracies of the validation set, from 0 to 1; none where they were not recorded."""
         for name, series in self.recording.evaluations.items():
             its_own = name.startswith(f"{self.validation_name}/")
-            if its_own and "acc" in name and len(series.finite):
-                value = float(series.finite.values[-1])
-                return value / 100 if value > 1 else value
-        return None
+            if its_own and "acc" in name and len(values := series.finite.values):
+                return values / 100 if values.max() > 1 else values
+        return np.empty(0)
+
+    @property
+    def accuracy(self) -> float | None:
+        """The last of them."""
+        return float(self.accuracies[-1]) if len(self.accuracies) else None
+
+    @cached_property
+    def skill(self) -> float | None:
+        """The last accuracy of the validation set, from 0 for a guess to 1."""
+        classes = self.num_classes or math.exp(min(max(self.initial, 0.7), 20.0))
+        return None if self.accuracy is None else (self.accuracy - 1 / classes) / (1 - 1 / classes)
 
     @cached_property
     def knows_more(self) -> bool:

@@ -28,6 +28,12 @@ LOST = 0.25
 AWAY = 0.05
 """Share of the run, after its first tenth, that a loss stood above its start while the rate was at
 its highest, though it came back later."""
+LOW = 0.3
+"""Share of the first loss below which it has not begun to diverge."""
+RAN = 3.0
+"""Times their norm to which weights run within the first part of a run."""
+LITTLE_FOR_IT = 0.2
+"""Share of the first loss by which it came down at most, where the weights ran away."""
 LITTLE = 0.4
 """Share of the first loss by which a bouncing one has come down at most."""
 BOUNCE = 0.08
@@ -126,7 +132,25 @@ class RateTooHigh(Cause):
                 weight=0.72,
                 evidence={**evidence, "validation_sway": sway},
             )
-        return _wanders(signals, evidence)
+        return _ran_away(signals, evidence) or _wanders(signals, evidence)
+
+
+def _ran_away(signals: Signals, evidence: dict[str, float | None]) -> Verdict | None:
+    """Weights that were thrown far out by the first part of the run, and hardly learnt since."""
+    norms = signals.recording["weight_norm"].finite.values
+    if len(norms) < 10 or norms[0] <= 0 or not signals.weights_known_from_start:
+        return None
+    early = float(norms[: max(2, len(norms) // 4)].max() / norms[0])
+    learnt = signals.relative_drop
+    if early < RAN or not 0 < learnt < LITTLE_FOR_IT:
+        return None
+    return Verdict(
+        f"The weights grew to {early:.3g} times their norm within the first quarter of the run; the"
+        f" loss came down by {learnt:.0%} only, from {signals.initial:.4g} to"
+        f" {signals.loss.end:.4g}.",
+        weight=0.74,
+        evidence={**evidence, "weight_norm_growth_early": early},
+    )
 
 
 def _wanders(signals: Signals, evidence: dict[str, float | None]) -> Verdict | None:
@@ -183,6 +207,8 @@ def _broken(signals: Signals) -> Verdict | None:
     before = signals.before_row("loss", signals.broke_at)
     if growth < 3 or not len(before):
         return None
+    if float(before[-3:].max()) < LOW * signals.initial and signals.initial > 0:
+        return None  # Once a loss is low, single batches differ by factors.
     step = signals.step_of_row(signals.broke_at)
     return Verdict(
         f"Loss and gradients are no longer finite at step {step}; just before they had grown to"

@@ -27,6 +27,10 @@ FARTHER = 2.0
 """The same, where gradients were not recorded."""
 BEYOND = 1.3
 """Times the root of the loss's growth, which a hard batch gives a gradient of squared errors."""
+KICK = 0.3
+"""Share of the first loss by which it rises with the first update, or the second."""
+KICKED = 4.0
+"""Times the first gradient norm that the gradient has then."""
 RECOVERED = 0.2
 """Share of the first loss by which it falls below, where it does recover at the same rate."""
 
@@ -42,7 +46,7 @@ class RateTooHighAtStart(Cause):
         title="The first updates run at full rate, without a warm-up, and the loss jumps up.",
         observes="The loss of the first updates against the very first, the rate of the first"
         " update against its peak, and what the loss does afterwards. Quiet where the rate warms"
-        " up, the loss stays high, or only one or two batches do.",
+        " up, the loss stays high, or only one or two later batches do.",
         why="At random weights gradients are large and Adam has no statistics yet: a full step"
         " throws the weights to where learning is slow, or the loss is no longer finite.",
         fix="Warm up over the first 1 to 5 % of the updates (schedule.warmup); clip to norm 1.0; a"
@@ -93,7 +97,10 @@ class RateTooHighAtStart(Cause):
         far = over > max((FARTHER if grows is None else FAR) * abs(initial), 10 * noise)
         far = far and grows is not False and peak - initial > max(FAR / 2 * abs(initial), 5 * noise)
         lasts = peak - initial > jump and hump > max(jump / 2, JUMP * abs(initial))
-        if not (lasts or far):
+        kicked = signals.starts_at_full_rate is True and _first_update_kicks(
+            signals, initial, noise
+        )
+        if not (lasts or far or kicked):
             return None
         if signals.gradients_explode_at_once and hump < 10 * loss.noise:
             return None
@@ -122,6 +129,15 @@ class RateTooHighAtStart(Cause):
                 "rows": rows,
             },
         )
+
+
+def _first_update_kicks(signals: Signals, initial: float, noise: float) -> bool:
+    """Whether the loss and the gradient norm shoot up with the very first update or the next."""
+    loss, gradient = signals.loss.values, signals.gradient.values
+    if len(gradient) < LASTING or gradient[0] <= 0 or not signals.begins_at_start:
+        return False
+    peak = float(loss[1:3].max()) - initial
+    return peak > max(KICK * abs(initial), 8 * noise) and gradient[1:3].max() > KICKED * gradient[0]
 
 
 def _gradients_grow(signals: Signals, growth: float) -> bool | None:

@@ -15,6 +15,8 @@ STILL = 1e-3
 """Share of their norm by which weights that hardly moved have moved at most."""
 SHORT = 50
 """Updates in which no rate brings a run far."""
+STEADILY = -0.85
+"""Straightness of a loss that has noise, and falls all the way."""
 LITTLE = 0.12
 """Share of the first loss that a run comes down whose rate is too low, at most."""
 EVEN = 0.6
@@ -45,7 +47,7 @@ class RateTooLow(Cause):
             "loss",
             "lr",
         ),
-        explains=("underfitting",),
+        explains=("underfitting", "labels-unrelated"),
     )
 
     def look(self, signals: Signals) -> Verdict | None:
@@ -85,7 +87,12 @@ class RateTooLow(Cause):
         even = EVEN * first < second < first / EVEN
         straight = (line < -0.95 and even) or _straight_for_its_rate(signals)
         straight = (straight and clear) or _validation_is_straight(signals)
-        little = 2 * LITTLE if motion is not None and motion < STILL else LITTLE
+        little = LITTLE
+        if (motion is not None and motion < STILL) or _begins_at_guess(signals):
+            # From a guess on, a loss falls ever faster until it has learnt the first thing.
+            little = 2 * LITTLE
+            lasts = line < STEADILY and second > max(EVEN * first, 4 * loss.standard_error())
+            straight = straight or lasts
         if straight and near and signals.relative_drop < little:
             return Verdict(
                 f"The loss falls in a nearly straight line, from {signals.initial:.4g} to"
@@ -112,13 +119,18 @@ def _validation_is_straight(signals: Signals) -> bool:
     """The same of the evaluations, which have no noise of batches, where the run began with a guess
     among a known number of classes: a gentle fine-tuning is as straight."""
     values, steps, rate = signals.validation.values, signals.validation.series.steps, signals.rate
-    guess = math.log(signals.num_classes or 1)
     if len(values) < 8 or float(values.std()) == 0.0 or not rate.values.any():
         return False
-    if abs(signals.initial - guess) > GUESS * guess:
+    if not _begins_at_guess(signals):
         return False
     total = np.interp(steps, rate.series.steps, np.cumsum(rate.values))
     line = float(np.corrcoef(total, values)[0, 1])
     half = float(np.interp((total[0] + total[-1]) / 2, total, values))
     first, second = float(values[0]) - half, half - float(values[-1])
     return line < -0.99 and first > 0 and EVEN * first < second < first / EVEN
+
+
+def _begins_at_guess(signals: Signals) -> bool:
+    """Whether the first loss is that of a guess among so many classes."""
+    guess = math.log(signals.classes_of_guess or 1)
+    return abs(signals.initial - guess) < GUESS * guess

@@ -29,6 +29,10 @@ MANY_TOKENS = 0.08
 """Noise over level, at most, of a loss over the tokens of a batch."""
 AT_REST = 0.02
 """Share of their norm by which weights move at most, once frequencies are learnt."""
+SAME = 1e-4
+"""Spread of the accuracies, at most, of a model that gives one answer to all."""
+NOT_GOOD = 0.9
+"""Accuracy below which they may be the share of one class."""
 LITTLE_RATE = 0.02
 """Sum of the rates of all updates that moves no weight far: the start of a gentle fine-tuning."""
 
@@ -62,8 +66,8 @@ class LabelsUnrelated(Cause):
         loss = signals.loss
         if signals.broke_at is not None or len(loss) < 20:
             return None
-        by_frequency = _settles_at_frequencies(signals)
-        settles = _settles_at_guess(signals) or by_frequency
+        by_frequency = _settles_at_frequencies(signals) or _answers_the_same(signals)
+        settles = _settles_at_guess(signals) or by_frequency or _guesses_to_the_end(signals)
         if signals.knows_more and not by_frequency:
             return None
         if not signals.is_flat_but_for_noise and not settles:
@@ -144,6 +148,28 @@ def _settles_at_frequencies(signals: Signals) -> bool:
         return False
     stands = abs(loss.level(0.25, 0.5) - loss.level(0.75, 1)) < 3 * loss.standard_error(0.25)
     return stands and abs(signals.trend) * len(loss) ** 0.5 < -FALLS
+
+
+def _guesses_to_the_end(signals: Signals) -> bool:
+    """Whether the loss stands for most of the run, and the accuracy is what a guess with that loss
+    has, at the end as in the beginning."""
+    loss, accuracies = signals.loss, signals.accuracies
+    if not signals.has_shape or len(accuracies) < 4 or not 0 < loss.end < 3:
+        return False
+    guess = math.exp(-loss.end)
+    stands = abs(loss.level(0.3, 0.6) / loss.end - 1) < AT_GUESS
+    later = float(accuracies[len(accuracies) // 2 :].mean())
+    return stands and later < 1.4 * guess and abs(signals.relative_drop) < 2 * FLAT
+
+
+def _answers_the_same(signals: Signals) -> bool:
+    """Whether the accuracy is the same from the first evaluation on, while the loss has come down a
+    little and stands: the share of the most frequent class."""
+    loss, accuracies = signals.loss, signals.accuracies
+    if not signals.has_shape or len(accuracies) < 4 or float(np.ptp(accuracies)) > SAME:
+        return False
+    stands = abs(loss.level(0.4, 0.7) - loss.level(0.8, 1)) < 3 * loss.standard_error(0.2)
+    return accuracies[-1] < NOT_GOOD and loss.end > 0.5 * signals.initial and stands
 
 
 def _is_guess(signals: Signals) -> bool:

@@ -18,6 +18,8 @@ OFTEN = 0.25
 """Share of the batches that are small: the last ones of short epochs are fewer."""
 FEW = 0.1
 """Share of the batches that are large."""
+MANY_SHORT = 6
+"""Short batches whose losses tell more than chance."""
 SWING = 1.6
 """Factor between the deviations of small and of large batches."""
 
@@ -61,6 +63,8 @@ class UnevenBatches(Cause):
         if len(loss) < 30:
             return None
         low, high = (float(v) for v in np.percentile(weight, (10, 90)))
+        if (short := _short_ones_are_sums(loss, weight)) is not None:
+            return short
         if high < TWICE * low:
             return None
         off = loss - running_median(loss, max(5, len(loss) // 15) | 1)
@@ -97,6 +101,30 @@ class UnevenBatches(Cause):
                 "deviation_ratio": ratio,
             },
         )
+
+
+def _short_ones_are_sums(loss: Floats, weight: Floats) -> Verdict | None:
+    """Of batches of one size but for the last ones of epochs: whether the loss of these is as much
+    smaller as they are."""
+    usual = float(np.median(weight))
+    short = weight < usual / 1.3
+    if (weight == usual).mean() < 1 - OFTEN or short.sum() < MANY_SHORT:
+        return None
+    level = running_median(loss, max(5, len(loss) // 15) | 1)[short]
+    sound = level > 0
+    if sound.sum() < MANY_SHORT:
+        return None
+    ratio, expected = loss[short][sound] / level[sound], weight[short][sound] / usual
+    # Nearer to what a sum has than to what a mean has.
+    if float((ratio < np.sqrt(expected)).mean()) < 0.9:
+        return None
+    return Verdict(
+        f"Batches hold {usual:g} items but for {short.sum()} short ones, whose loss is"
+        f" {np.median(ratio):.2g} of the level around them ({np.median(expected):.2g} of the"
+        " items): it is a sum where a mean was meant.",
+        weight=0.88,
+        evidence={"items": usual, "short_batches": int(short.sum())},
+    )
 
 
 def _quantiles(deviations: Floats) -> Floats:

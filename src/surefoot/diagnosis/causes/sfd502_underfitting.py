@@ -16,7 +16,7 @@ STALLED = 0.045
 """Share of the whole way that is left at most after half of the run's rate."""
 KEPT = 3
 """Times less than that at a rate that is kept: nothing is left for its decay to bring."""
-STALLED_HIGH = 0.15
+STALLED_HIGH = 0.2
 """The same, where classes are few and the loss is high for so few."""
 LEARNT = 0.05
 """Share of the first loss that was learnt at least."""
@@ -30,6 +30,10 @@ TOGETHER = 0.12
 learns nothing by heart, one that has come to the noise of its labels does."""
 GOOD = 0.8
 """Accuracy from which on a loss is not high."""
+SKILLED = 0.35
+"""Accuracy, from 0 for a guess to 1, of a model that has learnt what noisy labels hold."""
+GOOD_OF_MANY = 0.4
+"""The same among many classes: characters cannot be foretold much better."""
 
 
 class Underfitting(Cause):
@@ -62,7 +66,8 @@ class Underfitting(Cause):
             return None
         if signals.relative_drop < LEARNT or loss.end < HIGH * signals.initial:
             return None
-        if signals.accuracy is not None and signals.accuracy > GOOD:
+        many = math.log(FEW) < signals.initial
+        if (signals.accuracy or 0.0) > (GOOD_OF_MANY if many else GOOD):
             return None
         drop = signals.initial - loss.end
         held = float(np.median(validation.part(0.4, 0.6)))
@@ -97,5 +102,7 @@ def _guesses_on(signals: Signals) -> bool:
     initial = signals.initial
     first = max(initial, float(signals.loss.values[0]))
     classes = signals.num_classes or math.exp(min(first, 20.0))
+    if signals.skill is not None and signals.skill > SKILLED:
+        return False
     few = 2.5 < classes < FEW and initial < 1.3 * math.log(classes) and not signals.is_language
     return few and signals.loss.end > HIGHER * initial

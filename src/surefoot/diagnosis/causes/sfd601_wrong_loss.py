@@ -89,7 +89,7 @@ def _after_softmax(signals: Signals) -> Verdict | None:
     if signals.num_classes is None and loss.series.steps[0] > 1 and not seen:
         return None
     classes = signals.num_classes or round(math.exp(min(max(initial, 0.0), 20.0)))
-    if classes < 2 or (signals.num_classes is None and classes > MANY):
+    if classes < 2 or (signals.accuracy is None and signals.num_classes is None and classes > MANY):
         return None
     floor = math.log(math.e + classes - 1) - 1
     at_floor = abs(loss.end - floor) < PRESSED * floor and loss.noise < PRESSED * floor
@@ -111,13 +111,14 @@ def _after_softmax(signals: Signals) -> Verdict | None:
         "accuracy": accuracy,
     }
     if accuracy is not None:
-        # After a softmax the loss is about log(e + C - 1) minus the probability of the label.
+        # After a softmax the loss is about log(e + C - 1) minus the probability of the label, which
+        # is the accuracy, or less where the model is not sure.
         expected = math.log(math.e + classes - 1) - accuracy
         last = float(signals.validation.values[-1])
         # What an honest model of this accuracy has at most, its errors spread over the others.
         wrong = max(1 - accuracy, 1e-9)
         honest = -accuracy * math.log(max(accuracy, 1e-9)) - wrong * math.log(wrong / (classes - 1))
-        if last < 1.2 * honest or abs(last - expected) > 0.1 or not stalls:
+        if last < 1.2 * honest or not -0.1 < last - expected < 0.25 or not stalls:
             return None
         return Verdict(
             f"With an accuracy of {accuracy:.0%} the loss is still {last:.4g}, of"

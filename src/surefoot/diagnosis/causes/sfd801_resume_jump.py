@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 
@@ -19,6 +20,10 @@ SURE = 4.0
 """Standard errors of the difference of two medians by which it is none of chance."""
 FASTER = 2.0
 """Times the most that the weights' norm had changed by from row to row before."""
+RESUMED = re.compile(r"\bresum(e|es|ed|ing)\b", re.IGNORECASE)
+"""What an event that is a resume says of itself, or is called."""
+LEARNT = 0.5
+"""Share of what had been gained that is kept at least, where only the count began anew."""
 ODD = 1.25
 """Factor of the rate from one row to the next that no smooth schedule makes."""
 
@@ -33,8 +38,8 @@ class ResumeJump(Cause):
         certainty=Certainty.STRONG,
         title="At a resume, the loss jumps.",
         observes="Loss, rate, and how fast the weights' norm changes just before and just after"
-        " each resume (its event, or a step that goes back), against the noise. Quiet where they go"
-        " on.",
+        " each resume (its event, or a step that goes back), against the noise; and whether the"
+        " count of updates begins anew. Quiet where they go on.",
         why="What the checkpoint did not hold: moments of the optimizer, position in the data,"
         " state of the schedule, some of the weights.",
         fix="Save and restore optimizer, schedule, scaler, random state and data position with the"
@@ -69,7 +74,7 @@ def _resumes(signals: Signals) -> list[int]:
     back = (np.flatnonzero(np.diff(steps) < 0) + 1).tolist()
     told = []
     for event in signals.recording.events:
-        if event.kind == "resume":
+        if RESUMED.search(event.kind) or RESUMED.search(event.message):
             near = [p for p in back if steps[p] in (event.step, event.step + 1)]
             # Logs count updates from 0 or from 1: the row of the event's step is the first one
             # after the resume, or the last one before.
@@ -96,11 +101,14 @@ def _judge(signals: Signals, place: int) -> Verdict | None:
             break
     rates, factor, odd_rate = _rate_step(signals, place)
     pace = _pace(signals, place)
-    if not jumps and not odd_rate and pace < FASTER:
+    anew = _counts_anew(signals, place)
+    if not jumps and not odd_rate and pace < FASTER and not anew:
         return None
     parts = [f"the loss goes from {level:.4g} to {np.median(after):.4g}"] if jumps else []
     if odd_rate:
         parts.append(f"the rate goes from {rates[0]:.3g} to {rates[1]:.3g}")
+    if anew:
+        parts.append(f"the count of updates begins anew after {loss.step(place - 1)}")
     if pace >= FASTER:
         parts.append(f"the norm of the weights changes {pace:.3g} times as fast")
     return Verdict(
@@ -114,6 +122,17 @@ def _judge(signals: Signals, place: int) -> Verdict | None:
             "pace_of_weights": pace,
         },
     )
+
+
+def _counts_anew(signals: Signals, place: int) -> bool:
+    """Whether the step falls back to where the log began, though the weights are what they were."""
+    loss = signals.loss
+    steps = loss.series.steps
+    if steps[place] > steps[: max(2, place // 20)].max():
+        return False
+    before = float(np.median(loss.values[max(0, place - WIDTHS[1]) : place]))
+    after = float(np.median(loss.values[place : place + WIDTHS[0]]))
+    return before < signals.initial and after < before + (1 - LEARNT) * (signals.initial - before)
 
 
 def _pace(signals: Signals, place: int) -> float:
