@@ -98,6 +98,16 @@ def test_a_cooldown_is_decided_when_a_stable_run_is_resumed(done: Path, tmp_path
     assert "schedule.cooldown: 'undecided' -> '4 steps'" in resumed.data["changes"]  # type: ignore[operator]
 
 
+def test_a_warm_up_that_is_a_share_stays_what_it_was(tmp_path: Path) -> None:
+    share = {"kind": "wsd", "warmup": 0.34}
+    run = train(tmp_path, schedule=share).folder
+    assert run is not None
+    train(tmp_path, run, schedule=share, train={"horizon": "12 steps"})
+    train(tmp_path, run, schedule={**share, "cooldown": 4}, train={"horizon": "16 steps"})
+    assert rates(run)[:13] == [0.05, *[0.1] * 12]
+    assert rates(run)[13:] == pytest.approx([0.075, 0.05, 0.025])
+
+
 def test_a_cooldown_that_began_in_the_past_is_refused(done: Path, tmp_path: Path) -> None:
     rows = rates(done)
     with pytest.raises(RequestError, match="another learning rate"):

@@ -154,6 +154,18 @@ def test_a_schedule_that_rewrites_the_past_is_refused(tmp_path: Path) -> None:
         early.resume(tmp_path)
 
 
+def test_a_warm_up_that_is_a_share_stays_what_it_was(tmp_path: Path) -> None:
+    share = {"kind": "wsd", "warmup": 0.3}
+    saved(tmp_path, 4, schedule=share, train={"horizon": "10 steps"})
+    for horizon, last in (("40 steps", 6), ("80 steps", 7)):
+        step = make_step(schedule=share, train={"horizon": horizon})
+        step.resume(tmp_path)
+        train(step, last - 1, last)
+        report = step.settle()
+        assert report is not None and report.lr["decay"] == 0.05
+        step.save(tmp_path)
+
+
 def test_a_checkpoint_without_settings_is_refused(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, 1, split_tree({"model": {}}), {"data": {}})
     with pytest.raises(CheckpointError, match="with what settings"):

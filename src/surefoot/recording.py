@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from surefoot.assembly import Assembly
+from surefoot.config.building import make_schedule
 from surefoot.config.load import Resolved
 from surefoot.config.sections import Settings
 from surefoot.core.reports import Observer
@@ -37,7 +38,7 @@ from surefoot.out_of_memory import memory_table
 from surefoot.parallel.lookout import attached
 from surefoot.parallel.sizes import ParameterSizes
 from surefoot.promising import deciding_fields, deciding_metric, promise
-from surefoot.resuming import Resumption, refuse_crash_loop, resume_tier
+from surefoot.resuming import BEGUN_FOR_KEY, Resumption, refuse_crash_loop, resume_tier
 from surefoot.running import FolderRun, RunResult
 from surefoot.state.manifest import Manifest
 from surefoot.tasks.task import split_dependence
@@ -116,11 +117,12 @@ def _restore(run: FolderRun, resumption: Resumption) -> dict[str, object]:
             # The one rank that writes the events decides: the others may see its next one already.
             most = settings.guard.restarts_without_progress
             refuse_crash_loop(read_events(run.folder.events_path), most, manifest.step)
+        course, pace = run.assembly.trainable.course, run.assembly.pace
+        if begun_for := resumption.begun_for(manifest, pace):
+            run.about[BEGUN_FOR_KEY] = begun_for
+            course.schedule = make_schedule(settings, pace, begun_for)
         resumption.check(
-            manifest,
-            fingerprints=run.about["data"],
-            schedule=run.assembly.trainable.course.schedule,
-            pace=run.assembly.pace,
+            manifest, fingerprints=run.about["data"], schedule=course.schedule, pace=pace
         )
         told["tier"] = resume_tier(manifest.about, run.about, settings.deterministic).value
 
@@ -136,7 +138,7 @@ def _open_run(
     assembly: Assembly,
     observers: tuple[Observer, ...],
 ) -> FolderRun:
-    settings = assembly.settings
+    settings, horizon = assembly.settings, assembly.horizon_updates
     about = {
         "config_hash": resolved.digest,
         "data": prepared.fingerprints(),
@@ -145,6 +147,7 @@ def _open_run(
         "ranks": assembly.place.ranks.size,
         "mesh": {axis: size for axis, size, _ in assembly.place.sizes.table()},
         "samples_per_update": assembly.pace.samples_per_update,
+        BEGUN_FOR_KEY: horizon if isinstance(horizon, int) else None,
         "device": assembly.trainable.device.type,
     }
     if assembly.trainable.device.type == "cuda" and assembly.place.ranks.size > 1:

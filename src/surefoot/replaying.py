@@ -15,6 +15,7 @@ from torch import Tensor
 
 from surefoot.assembly import Assembly
 from surefoot.build import build_run
+from surefoot.config.building import make_schedule
 from surefoot.config.load import load_recipe
 from surefoot.core.errors import CheckpointError, DataError, NonFiniteError, SpikeError
 from surefoot.core.reports import StepReport
@@ -27,6 +28,7 @@ from surefoot.observe.evidence import read_event
 from surefoot.observe.metrics_schema import number
 from surefoot.observe.run_folder import CHECKPOINTS_NAME
 from surefoot.recording import config_of
+from surefoot.resuming import BEGUN_FOR_KEY
 from surefoot.state.checkpoint import list_checkpoints, read_checkpoint
 from surefoot.state.tree import Snapshot
 
@@ -88,9 +90,13 @@ def _restore(assembly: Assembly, checkpoints: Path, window: int, roll_backs: lis
     begun_from = BEGINNING
     for folder in reversed(list_checkpoints(checkpoints)):
         try:
-            _, snapshot = read_checkpoint(folder)
+            manifest, snapshot = read_checkpoint(folder)
         except CheckpointError:
             continue
+        if begun_for := manifest.about.get(BEGUN_FOR_KEY):
+            # The same in all checkpoints of a run, whatever its horizon has become.
+            schedule = make_schedule(assembly.settings, assembly.pace, begun_for)
+            assembly.trainable.course.schedule = schedule
         if _leads_to(snapshot, window, roll_backs):
             assembly.trainable.state.restore(snapshot)
             begun_from = folder.name

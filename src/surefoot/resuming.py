@@ -15,7 +15,7 @@ from typing import Any
 from surefoot.config.building import make_schedule
 from surefoot.config.load import C, Difference, Resolved, differences
 from surefoot.config.sections import Recipe, Settings
-from surefoot.core.counting import Pace
+from surefoot.core.counting import Pace, updates_in
 from surefoot.core.errors import (
     GO_ON_FROM_OLDER,
     CheckpointError,
@@ -28,6 +28,9 @@ from surefoot.observe.events import EventKind
 from surefoot.observe.run_folder import METRICS_NAME
 from surefoot.starting_point import Wanted
 from surefoot.state.manifest import Manifest
+
+BEGUN_FOR_KEY = "begun_for"
+"""In `about`: the horizon that the run began with, in updates, of which shares are shares."""
 
 
 class Tier(Enum):
@@ -144,6 +147,11 @@ class Resumption:
         """What the resume event says of it."""
         return {"changes": [str(change) for change in self.changes]}
 
+    def begun_for(self, manifest: Manifest, pace: Pace) -> int | None:
+        """The horizon that the run began with, in updates; None where that was a time."""
+        found = manifest.about.get(BEGUN_FOR_KEY) or updates_in(self.before.train.horizon, pace)
+        return found if isinstance(found, int) else None
+
     def check(
         self, manifest: Manifest, fingerprints: Mapping[str, str], schedule: Schedule, pace: Pace
     ) -> None:
@@ -172,7 +180,8 @@ class Resumption:
         self._refuse_other_batch(manifest, pace)
         if any(_covers(name, "schedule") or name == "train.horizon" for name in self.accepted):
             return
-        differing = first_difference(make_schedule(self.before, pace), schedule, manifest.step)
+        before = make_schedule(self.before, pace, self.begun_for(manifest, pace))
+        differing = first_difference(before, schedule, manifest.step)
         if differing is not None:
             raise RequestError(
                 f"the schedule would have given update {differing} another learning rate",
@@ -261,7 +270,7 @@ def accept_differences(
             where="the configuration of the run",
             rule="a resumed run is the same run",
             remedy="leave them, accept each by name (--accept-change FIELD; in Python "
-            "fit(resume=RUN, accept=[FIELD])), or start a new run",
+            "accept=[FIELD]), or start a new run",
         )
     return changes
 

@@ -14,7 +14,7 @@ from surefoot.assembly import prepare_device
 from surefoot.config.building import make_schedule
 from surefoot.config.load import resolve_settings
 from surefoot.config.sections import Settings
-from surefoot.core.counting import Pace
+from surefoot.core.counting import Pace, updates_in
 from surefoot.core.errors import CheckpointError, RequestError
 from surefoot.core.reports import Event, Observer, StepReport
 from surefoot.data.batch import SINGLE_TERM, MicroBatch, move_to
@@ -25,7 +25,7 @@ from surefoot.engine.window import gather_window
 from surefoot.observe.events import EventKind
 from surefoot.parallel.layout import find_place
 from surefoot.placing import place_task
-from surefoot.resuming import Resumption, accept_differences
+from surefoot.resuming import BEGUN_FOR_KEY, Resumption, accept_differences
 from surefoot.state.checkpoint import newest_whole, write_checkpoint
 from surefoot.state.commit import put_back
 from surefoot.state.manifest import Manifest
@@ -106,6 +106,8 @@ class TrainStep:
             tuple(observers),
         )
         self.model = model
+        horizon = updates_in(self.settings.train.horizon, self._pace)
+        self._begun_for = horizon if isinstance(horizon, int) else None
         self._is_loss_checked = False
 
     @property
@@ -163,6 +165,7 @@ class TrainStep:
             "config_hash": self._resolved.digest,
             SETTINGS_KEY: self._resolved.as_dict(),
             "data": {},
+            BEGUN_FOR_KEY: self._begun_for,
             "torch": torch.__version__,
             "device": self.device.type,
         }
@@ -205,7 +208,10 @@ class TrainStep:
         before = resolve_settings(settings)
         changes = accept_differences(before, self._resolved, accept)
         resumption = Resumption(before.config, tuple(changes), tuple(accept))
-        resumption.check(manifest, {}, make_schedule(self.settings, self._pace), self._pace)
+        begun_for = resumption.begun_for(manifest, self._pace) or self._begun_for
+        schedule = make_schedule(self.settings, self._pace, begun_for)
+        resumption.check(manifest, {}, schedule, self._pace)
+        self._parts.course.schedule, self._begun_for = schedule, begun_for
 
     def _micro_batch(self, batch: Any) -> MicroBatch:
         weight = self.task.weight(batch)

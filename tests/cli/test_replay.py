@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from surefoot.build import run_recipe
-from surefoot.config.load import load_recipe
+from surefoot.config.load import load_recipe, resolve_recipe
 from surefoot.core.errors import EXIT_REQUEST, NonFiniteError, RequestError
 from surefoot.observe.events import read_events
 from surefoot.observe.evidence import keep_batch, read_event
@@ -122,6 +122,20 @@ def test_a_spike_that_was_rolled_back_is_replayed_on_its_own_course(
     assert folder is not None
     for event in events(folder, "spike"):
         assert replay(folder / event.data["evidence"]).is_same
+
+
+def test_a_window_of_a_run_with_another_horizon_is_replayed_at_its_own_rate(
+    recipe: Any, tmp_path: Path
+) -> None:
+    resolved = recipe("extended", {250: 1e4})
+    warming = resolve_recipe(resolved.as_dict(), ["schedule.kind=constant", "schedule.warmup=0.9"])
+    short = resolve_recipe(warming.as_dict(), ['train.horizon="20 steps"'])
+    folder = run_recipe(short, run_root=tmp_path / "runs").folder
+    assert folder is not None and not events(folder, "spike")
+    run_recipe(warming, run_root=tmp_path / "runs", resume=folder)
+    (event,) = events(folder, "spike")
+    done = replay(folder / event.data["evidence"])
+    assert done.is_same and done.num_rerun > 0
 
 
 def test_the_command_says_what_it_found(

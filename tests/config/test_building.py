@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -11,7 +11,7 @@ from config.recipes_for_tests import GPT, changed
 from surefoot.config import Settings, resolve_recipe
 from surefoot.config.building import make_schedule
 from surefoot.config.sections import TrainSection, WarmupLinearSection
-from surefoot.core.counting import Pace
+from surefoot.core.counting import Pace, updates_in
 from surefoot.core.errors import RequestError
 from surefoot.core.schedules import (
     UNDECIDED,
@@ -25,6 +25,7 @@ from surefoot.core.schedules import (
     WarmupCosine,
     WarmupLinear,
     WarmupStableDecay,
+    first_difference,
 )
 from surefoot.core.units import Seconds, Steps
 
@@ -129,6 +130,35 @@ def test_a_cooldown_decided_on_resume_keeps_the_past() -> None:
     assert [old(n) for n in range(101)] == [new(n) for n in range(101)]
     assert new(125) == 0.5
     assert new(150) == 0.0
+
+
+SHARES: dict[str, dict[str, Any]] = {
+    "constant": {"warmup": 0.1},
+    "warmup_cosine": {"warmup": 0.1},
+    "warmup_linear": {"warmup": 0.1},
+    "inverse_sqrt": {"warmup": 0.1},
+    "multi_step": {"warmup": 0.1, "milestones": [0.5, 0.7]},
+    "wsd": {"warmup": 0.1, "cooldown": 0.2},
+    "plateau": {"warmup": 0.1, "metric": "loss"},
+}
+
+
+@pytest.mark.parametrize("kind", SHARES)
+def test_another_horizon_does_not_move_what_is_given_as_a_share(kind: str) -> None:
+    fields = {"kind": kind, **SHARES[kind]}
+    first = resolve_recipe(changed(GPT, {"schedule": fields, "evaluate": {"every": "9 steps"}}))
+    length = cast(int, updates_in(first.recipe.train.horizon, PACE))
+    longer = resolve_recipe(first.as_dict(), [f'train.horizon="{3 * length} steps"'])
+    old = make_schedule(first.recipe, PACE)
+    new = make_schedule(longer.recipe, PACE, begun_for=length)
+    # A decay that ends with the run ends with the longer one.
+    same = length // 10 if kind.startswith("warmup_") else length * 8 // 10
+    assert first_difference(old, new, until=same) is None
+    assert first_difference(old, make_schedule(longer.recipe, PACE), until=same) is not None
+    if kind == "wsd":
+        assert (new(3 * length * 8 // 10), new(3 * length)) == (1.0, 0.0)
+    if not kind.startswith(("warmup_", "wsd")):
+        assert first_difference(old, new, until=3 * length) is None
 
 
 def test_settings_made_by_hand_are_refused_too() -> None:

@@ -37,20 +37,25 @@ from surefoot.core.schedules import (
 from surefoot.core.units import Count
 
 
-def make_schedule(settings: RunSections, pace: Pace) -> Schedule:
+def make_schedule(settings: RunSections, pace: Pace, begun_for: int | None = None) -> Schedule:
     """The schedule that the settings ask for, with every span in updates.
 
     A plateau's schedule is its warm-up and then constant: its drops follow from evaluations.
 
+    A warm-up or milestone that is given as a share is one of the horizon that the run began with: a
+    resume with another horizon does not move what is done. What ends with the run, such as a
+    cooldown, goes by the horizon as it is now.
+
     Args:
         settings: `Settings` or a `Recipe`.
         pace: what one update consumes.
+        begun_for: the horizon that the run began with, in updates; None for that of `settings`.
 
     Raises:
         RequestError: a span cannot be turned into updates, or does not fit into the horizon.
     """
     try:
-        return _made(settings, pace)
+        return _made(settings, pace, begun_for)
     except RequestError as error:
         place = error.where
         error.where = f"schedule of kind {settings.schedule.kind!r}" + (
@@ -59,12 +64,12 @@ def make_schedule(settings: RunSections, pace: Pace) -> Schedule:
         raise
 
 
-def _made(settings: RunSections, pace: Pace) -> Schedule:
+def _made(settings: RunSections, pace: Pace, begun_for: int | None) -> Schedule:
     section = settings.schedule
     horizon = updates_in(settings.train.horizon, pace)
 
     def span(value: Count | float) -> int:
-        return warmup_updates(value, pace, horizon)
+        return warmup_updates(value, pace, horizon if begun_for is None else begun_for)
 
     def total(value: Count | str) -> int:
         return span(value) if isinstance(value, Count) else _known(horizon)

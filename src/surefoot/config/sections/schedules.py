@@ -105,7 +105,8 @@ class WarmupStableDecaySection(Section):
     """Warm-up, a stable phase, and a cooldown that may be decided when a run is resumed.
 
     From a checkpoint at step 6000 of an undecided run, a cooldown of 1000 updates starts at once by
-    `schedule.cooldown=1000` with `train.horizon="7000 steps"`.
+    `schedule.cooldown=1000` with `train.horizon="7000 steps"`. The warm-up stays what it was, also
+    where it is a share: that of the horizon which the run began with.
     """
 
     kind: Literal["wsd"]
