@@ -415,7 +415,9 @@ def each_bomb() -> Iterator[tuple[str, Build]]:
     yield "control name", lambda folder: saved(folder / "evil.pt", {"a\x00b": torch.ones(2)})
     yield (
         "two of one name",
-        lambda folder: saved(folder / "evil.pt", {"module.a": torch.ones(2), "a": torch.ones(2)}),
+        lambda folder: saved(
+            folder / "evil.pt", {"_orig_mod.a": torch.ones(2), "a": torch.ones(2)}
+        ),
     )
     yield "number as name", lambda folder: saved(folder / "evil.pt", {7: torch.ones(2)})
     for name, data in {

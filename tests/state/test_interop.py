@@ -20,6 +20,7 @@ from surefoot.state.checkpoint import read_checkpoint, write_checkpoint
 from surefoot.state.commit import Draft, commit
 from surefoot.state.foreign import Imported, import_weights
 from surefoot.state.interop import export_weights
+from surefoot.state.recognition import Found, without_wrappers
 from surefoot.state.run_state import averaged_weights_of
 from surefoot.state.shards import Box, Piece
 from surefoot.state.tree import split_tree
@@ -227,6 +228,42 @@ def test_a_training_checkpoint_leaves_the_rest_behind_and_says_it(tmp_path: Path
     assert made.kind == "training checkpoint" and set(made.left_out) == {"optimizer", "epoch"}
     assert "prefix of a wrapper" in made.notes[0]
     assert_equal(found, TENSORS)
+
+
+@pytest.mark.parametrize(
+    ("names", "found", "note"),
+    [
+        (["module.a", "module.b.c"], ["a", "b.c"], "carry no prefix"),
+        (["module.module.a", "module.b"], ["module.a", "b"], "begin with 'module.' keep it"),
+        (["module.a", "head.b"], ["module.a", "head.b"], "begin with 'module.' keep it"),
+        (["_orig_mod.module.a", "module._orig_mod.b"], ["a", "b"], "carry no prefix"),
+        (["_orig_mod.module.a", "head.b"], ["module.a", "head.b"], "begin with 'module.' keep it"),
+        (["a", "module.a"], ["a", "module.a"], "begin with 'module.' keep it"),
+        (["a.module.b", "c"], ["a.module.b", "c"], ""),
+        (["module.", "module.a"], ["module.", "module.a"], "begin with 'module.' keep it"),
+    ],
+)
+def test_a_name_that_people_give_too_is_taken_off_all_or_none(
+    names: list[str], found: list[str], note: str
+) -> None:
+    state = Found("state dict", {name: torch.ones(1) for name in names})
+    without_wrappers(state)
+    assert list(state.weights) == found
+    assert note in " ".join(state.notes) and bool(state.notes) == bool(note)
+
+
+def test_an_attribute_of_the_name_of_a_wrapper_comes_over(tmp_path: Path) -> None:
+    class Headed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module, self.head = nn.Linear(2, 2), nn.Linear(2, 1)
+
+    trained, fresh = Headed(), Headed()
+    state = Found("state dict", nn.DataParallel(trained).state_dict())
+    without_wrappers(state)
+    save_file(state.weights, tmp_path / "weights.safetensors")
+    start_from(fresh, tmp_path / "weights.safetensors")
+    assert_equal(fresh.state_dict(), trained.state_dict())
 
 
 def test_a_lightning_checkpoint_with_objects_in_its_hyper_parameters(tmp_path: Path) -> None:

@@ -14,7 +14,10 @@ from torch import Tensor
 
 from surefoot.state.gpt_names import from_gpt2, from_llama
 
-WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")
+WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.")
+"""Names that only a wrapper gives, wherever they stand."""
+PARALLEL = "module."
+"""That of a parallel wrapper around the whole model, and one that people give too."""
 CONTAINERS = ("state_dict", "model_state_dict", "model", "module", "params", "weights")
 LAYER = re.compile(r"(?:h|layers)\.(\d+)\.")
 
@@ -64,6 +67,8 @@ def find_weights(content: Any) -> Found:
 def without_wrappers(found: Found) -> None:
     """Takes the prefixes of wrappers off the names, and that of a LightningModule's one model.
 
+    What people may have named themselves is taken off all names or none.
+
     Raises:
         ValueError: two tensors would have one name.
     """
@@ -71,12 +76,14 @@ def without_wrappers(found: Found) -> None:
     for name, tensor in found.weights.items():
         bare = name
         for wrapper in WRAPPERS:
-            bare = bare.replace(wrapper, "") if wrapper != "module." else bare
-        while bare.startswith("module."):
-            bare = bare.removeprefix("module.")
+            bare = bare.replace(wrapper, "")
         if bare in renamed:
             raise ValueError(f"two tensors are named {bare!r}")
         renamed[bare] = tensor
+    while renamed and all(name.startswith(PARALLEL) and name != PARALLEL for name in renamed):
+        renamed = _without(renamed, PARALLEL)
+    if any(name.startswith(PARALLEL) for name in renamed):
+        found.notes.append(f"names that begin with '{PARALLEL}' keep it: others have it not")
     first = {name.partition(".")[0] for name in renamed}
     if found.kind == "Lightning checkpoint" and len(first) == 1 and all("." in n for n in renamed):
         (prefix,) = first
