@@ -49,7 +49,7 @@ KILLS = st.lists(
 @pytest.mark.timeout(3600)
 def test_any_chain_of_kills_equals_no_kill(num_trials: Callable[[int, int], int]) -> None:
     @settings(
-        max_examples=num_trials(20, 300),
+        max_examples=num_trials(10, 300),
         deadline=None,
         # A failing case is small as it is, and each trial trains.
         phases=[Phase.generate],
