@@ -87,6 +87,15 @@ def test_a_torn_manifest_is_no_checkpoint(tmp_path: Path) -> None:
     assert newest_whole(tmp_path)[0].name == "step-00000001"
 
 
+def test_a_checkpoint_whose_manifest_is_gone_is_refused_by_name(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    newest = save(tmp_path, 2)
+    (newest / "manifest.json").unlink()
+    path, _, _, refused = newest_whole(tmp_path)
+    assert path.name == "step-00000001"
+    assert [error.where for error in refused] == [str(newest / "manifest.json")]
+
+
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "..", "a/b"])
 def test_a_manifest_cannot_name_a_file_outside(tmp_path: Path, name: str) -> None:
     folder = save(tmp_path, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from surefoot.core.errors import CheckpointError
 from surefoot.state import run_state as module
 from surefoot.state.reading import StoredTensors
 from surefoot.state.run_state import RunState, check_same_tensors
-from surefoot.state.tree import Snapshot
+from surefoot.state.tree import Snapshot, split_tree
 
 
 class Recording(StoredTensors):
@@ -69,3 +70,36 @@ def test_what_is_no_extra_state_is_compared(value: Any) -> None:
     with pytest.raises(CheckpointError) as caught:
         check_same_tensors(ours, {"my_extra_state": value, "hook": None})
     assert caught.value.where.startswith("my_extra_state: checkpoint ")
+
+
+@pytest.mark.parametrize("part", ["optimizer", *module.PARTS_BY_STATE_DICT])
+def test_what_a_part_refuses_leaves_the_weights_and_the_count_as_they_are(part: str) -> None:
+    class Part:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def load_state_dict(self, saved: object) -> None:
+            if self.name == part:
+                raise CheckpointError(f"{part} refuses")
+
+        load_state_by_name = load_state_dict
+
+    class Count(Part):
+        loaded = False
+
+        def load_state_dict(self, saved: object) -> None:
+            super().load_state_dict(saved)
+            self.loaded = True
+
+    model = nn.Linear(2, 1)
+    parts: Any = {name: Part(name) for name in ("optimizer", *module.PARTS_BY_STATE_DICT)}
+    parts["progress"] = progress = Count("progress")
+    state = replace(run_state(model), **parts)
+    before = model.weight.detach().clone()
+    other = {name: torch.zeros_like(tensor) for name, tensor in model.state_dict().items()}
+    saved = split_tree(
+        {"model": other, "optimizer": {}, **dict.fromkeys(module.PARTS_BY_STATE_DICT)}
+    )
+    with pytest.raises(CheckpointError, match="refuses"):
+        state.restore(saved)
+    assert torch.equal(model.weight, before) and not progress.loaded

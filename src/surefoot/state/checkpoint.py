@@ -24,7 +24,6 @@ from surefoot.state.commit import (
 )
 from surefoot.state.manifest import (
     MALFORMED,
-    MANIFEST_NAME,
     Manifest,
     named_step,
     read_manifest,
@@ -77,13 +76,13 @@ def read_checkpoint(folder: Path) -> tuple[Manifest, Snapshot]:
 
 
 def list_checkpoints(checkpoints: Path) -> list[Path]:
-    """Published checkpoints, in the order of their steps. Unfinished ones are never listed, nor are
-    folders of a name that no checkpoint is given."""
+    """Published checkpoints, in the order of their steps, damaged ones among them: whole or not,
+    one was published under its name. Unfinished ones have another, and are never listed."""
     if not checkpoints.is_dir():
         return []
     steps = {path: named_step(path.name) for path in checkpoints.iterdir()}
     found = [(step, path) for path, step in steps.items() if step is not None]
-    return [path for _, path in sorted(found) if (path / MANIFEST_NAME).is_file()]
+    return [path for _, path in sorted(found) if path.is_dir()]
 
 
 def step_of(checkpoint: Path) -> int:

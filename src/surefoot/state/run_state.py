@@ -41,13 +41,13 @@ CURSOR_KINDS: Mapping[str, type[Cursor] | type[StreamCursor]] = {
 
 
 PARTS_BY_STATE_DICT = (
-    "progress",
     "loss_scale",
     "average",
     "guard",
     "plateau",
     "stopping",
     "best",
+    "progress",
 )
 
 EXTRA_STATE = "_extra_state"
@@ -200,10 +200,11 @@ class RunState:
         check_same_tensors(self.model.state_dict(), weights)
         with naming_state():
             state = join_tree(snapshot)
-            self.model.load_state_dict(weights)
             self.optimizer.load_state_by_name(state["optimizer"])
             for name in PARTS_BY_STATE_DICT:
                 getattr(self, name).load_state_dict(state[name])
+            # Last: what another part refuses must leave the weights as they are.
+            self.model.load_state_dict(weights)
             own = state[RANKS_KEY].get(str(self.rank))
             if own is not None:
                 # A rank that was not there before keeps the random state of its seed.
