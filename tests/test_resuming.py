@@ -115,6 +115,27 @@ def test_a_cooldown_that_began_in_the_past_is_refused(done: Path, tmp_path: Path
     assert rates(done) == rows, "a refused resume leaves the run as it was"
 
 
+@pytest.mark.parametrize("name", ["schedule.cooldown", "schedule", "train.horizon", "train"])
+def test_another_past_may_be_accepted_by_any_name_that_covers_it(
+    done: Path, tmp_path: Path, name: str
+) -> None:
+    change: dict[str, Any] = {"train": {"horizon": "8 steps"}, "schedule": {"cooldown": 5}}
+    assert train(tmp_path, done, (name,), **change).step == 8
+
+
+@pytest.mark.parametrize("recorded", [{}, {"train": "1", "old": "2"}, {"train": "0"}])
+def test_a_data_set_that_is_new_gone_or_other_needs_a_word(recorded: dict[str, str]) -> None:
+    settings = resolve_settings(SETTINGS).config
+    pace = Pace(samples_per_update=4)
+    about = {"data": recorded, "samples_per_update": pace.samples_per_update}
+    manifest = Manifest(3, "resumable", {}, {}, about)
+    schedule = make_schedule(settings, pace)
+    with pytest.raises(CheckpointError, match="has changed since"):
+        Resumption(settings).check(manifest, {"train": "1"}, schedule, pace)
+    accepted = Resumption(settings, accepted=("data",))
+    accepted.check(manifest, {"train": "1"}, schedule, pace)
+
+
 @pytest.mark.parametrize(
     ("section", "change"),
     [

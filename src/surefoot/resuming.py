@@ -169,16 +169,19 @@ class Resumption:
                 rule="a resume goes on with the same samples",
                 remedy=f"{GO_ON_FROM_OLDER}; or begin from its weights with model.initial_weights",
             )
-        for name, fingerprint in recorded.items():
-            if fingerprints.get(name) != fingerprint and "data" not in self.accepted:
+        # A set that is new decides, perhaps, which step was the best one so far.
+        for name in (*recorded, *(name for name in fingerprints if name not in recorded)):
+            was, now = recorded.get(name), fingerprints.get(name)
+            if was != now and "data" not in self.accepted:
                 raise CheckpointError(
                     f"the data set '{name}' has changed since the checkpoint",
-                    where=f"fingerprint {fingerprints.get(name)}, was {fingerprint}",
+                    where=f"fingerprint {now}, was {was}",
                     rule="a resume goes on with the same samples",
                     remedy="bring the data back, or accept it with --accept-change data",
                 )
         self._refuse_other_batch(manifest, pace)
-        if any(_covers(name, "schedule") or name == "train.horizon" for name in self.accepted):
+        fields = ("schedule", "train.horizon")
+        if any(_covers(name, f) or _covers(f, name) for name in self.accepted for f in fields):
             return
         before = make_schedule(self.before, pace, self.begun_for(manifest, pace))
         differing = first_difference(before, schedule, manifest.step)
@@ -187,7 +190,8 @@ class Resumption:
                 f"the schedule would have given update {differing} another learning rate",
                 where="schedule",
                 rule=f"a resume at step {manifest.step} does not rewrite what is done",
-                remedy="start the cooldown later, or accept it with --accept-change schedule",
+                remedy="let the change begin later (a cooldown may), or accept it with"
+                " --accept-change schedule",
             )
 
     def _refuse_other_batch(self, manifest: Manifest, pace: Pace) -> None:
