@@ -294,6 +294,12 @@ def test_reading_leaves_a_torn_last_line_out_and_names_a_bad_one(path: Path) -> 
     assert caught.value.where == f"{path}:1"
 
 
+@pytest.mark.parametrize("left", [b"\0" * 4096, b'{"row":"step","step":3' + b"\0" * 60])
+def test_what_a_power_cut_leaves_after_the_last_row_is_passed_over(path: Path, left: bytes) -> None:
+    path.write_bytes(b'{"row":"step","step":2}\n' + left + b"\n")
+    assert last_step_row(path) == {"row": "step", "step": 2}
+
+
 def test_the_last_step_row_is_found_from_the_end(path: Path) -> None:
     log = MetricsLog(path)
     assert last_step_row(path) is None

@@ -393,7 +393,10 @@ def read_rows(path: str | Path, end: float = math.inf) -> Iterator[dict[str, obj
 
 
 def last_step_row(path: str | Path, *, tail_bytes: int = 1 << 16) -> dict[str, object] | None:
-    """The last whole row of an update, read from the end of the file; None where there is none."""
+    """The last whole row of an update, read from the end of the file; None where there is none.
+
+    What a power cut has left after it (a page of zeros) is passed over.
+    """
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         while True:
@@ -402,12 +405,19 @@ def last_step_row(path: str | Path, *, tail_bytes: int = 1 << 16) -> dict[str, o
             lines = file.read(size - start).split(b"\n")
             whole = lines[:-1] if start == 0 else lines[1:-1]
             for line in reversed(whole):
-                if line.startswith(b'{"row":"step"'):
-                    row: dict[str, object] = json.loads(line)
+                if line.startswith(b'{"row":"step"') and (row := _row_of(line)) is not None:
                     return row
             if start == 0:
                 return None
             tail_bytes *= 8
+
+
+def _row_of(line: bytes) -> dict[str, object] | None:
+    try:
+        row: dict[str, object] = json.loads(line)
+    except ValueError:
+        return None
+    return row
 
 
 def _gap(loss: float | None, recent: Iterable[tuple[float, float]]) -> float | None:
