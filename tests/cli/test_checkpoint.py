@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -99,6 +101,51 @@ def test_a_missing_file_is_found(run: Path) -> None:
     assert inspect(run) == EXIT_FOUND
 
 
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "no manifest": lambda folder: (folder / "manifest.json").write_text(""),
+    "half a manifest": lambda folder: os.truncate(folder / "manifest.json", 200),
+    "another digest": lambda folder: _changed_text(folder, '"step": 10', '"step": 11'),
+    "another step": lambda folder: edit_json(folder / "manifest.json", _with(step=11)),
+    "another schema": lambda folder: edit_json(folder / "manifest.json", _with(schema_version=9)),
+    "odd number type": lambda folder: edit_json(folder / "manifest.json", _with_dtype("float7")),
+    "no number type": lambda folder: edit_json(folder / "manifest.json", _with_dtype("randn")),
+    "no progress": lambda folder: _with_state(folder, {"model": {}}),
+    "odd progress": lambda folder: _with_state(folder, {"progress": 3}),
+    "no state at all": lambda folder: _with_state(folder, []),
+}
+
+
+def _changed_text(folder: Path, old: str, new: str) -> None:
+    path = folder / "manifest.json"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+def _with(**fields: object) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda manifest: {**manifest, **fields}
+
+
+def _with_dtype(dtype: str) -> Callable[[dict[str, Any]], None]:
+    return lambda manifest: manifest["tensors"]["model/layer.weight"].update(dtype=dtype)
+
+
+def _with_state(folder: Path, state: object) -> None:
+    (folder / "state.json").write_text(json.dumps(state))
+    entry = asdict(digest(folder / "state.json"))
+    edit_json(folder / "manifest.json", lambda m: m["files"].update({"state.json": entry}))
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_any_damage_is_found_and_told(name: str, run: Path, capsys: Capture) -> None:
+    DAMAGE[name](run / "checkpoints" / "step-00000010")
+    assert inspect(run, "--tensors") == EXIT_FOUND
+    out = capsys.readouterr().out
+    assert "damaged: " in out and "surefoot train --resume" in out
+    answer = facts_of(run, capsys)
+    assert answer["whole"] is False and answer["damage"]
+    assert command.run(["checkpoint", "verify", str(run)]) == EXIT_FOUND
+
+
 @pytest.mark.parametrize("name", ["nowhere", "."])
 def test_where_there_is_none_it_says_so(name: str, tmp_path: Path, capsys: Capture) -> None:
     assert inspect(tmp_path / name) == EXIT_REQUEST
@@ -107,10 +154,10 @@ def test_where_there_is_none_it_says_so(name: str, tmp_path: Path, capsys: Captu
     assert "surefoot runs" in err
 
 
-def test_an_unfinished_checkpoint_is_none(run: Path, capsys: Capture) -> None:
+def test_a_checkpoint_without_its_manifest_is_damaged(run: Path, capsys: Capture) -> None:
     for folder in (run / "checkpoints").glob("step-*"):
         (folder / "manifest.json").unlink()
-    assert inspect(run) == EXIT_REQUEST
+    assert inspect(run) == EXIT_FOUND
 
 
 @pytest.fixture

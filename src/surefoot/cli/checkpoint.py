@@ -34,24 +34,15 @@ def inspect(
     debug: DebugOption = False,
 ) -> int:
     """Show what a checkpoint holds, after checking the digest of every file."""
-    from surefoot.state.checkpoint import STATE_NAME
-    from surefoot.state.manifest import read_manifest, verify_files
-
     session: Session = context.obj
     folder = _find_all(path)[-1]
-    manifest = read_manifest(folder)
-    damage = None
-    progress: dict[str, Any] = {}
-    try:
-        verify_files(folder, manifest)
-        state = json.loads((folder / STATE_NAME).read_text(encoding="utf-8"))
-        progress = {
-            key: state["progress"][key] for key in PROGRESS_SHOWN if key in state["progress"]
-        }
-    except CheckpointError as error:
-        damage = error
-    parts = _parts(manifest)
+    manifest, progress, damage = _look(folder)
     session.say(f"{folder}", style="bold")
+    if manifest is None:
+        session.say(f"\ndamaged: {damage}", style="bold red")
+        session.answer({"folder": folder, "whole": False, "damage": str(damage)})
+        return _advise_other(session)
+    parts = _parts(manifest)
     session.say(f"  step {manifest.step}, {manifest.kind}, schema {manifest.schema_version}")
     for name, value in {**progress, **manifest.about}.items():
         if name == "settings":
@@ -79,8 +70,7 @@ def inspect(
         }
     )
     if damage is not None:
-        session.next(("surefoot train --resume RUN", "goes back to the newest whole checkpoint"))
-        return EXIT_FOUND
+        return _advise_other(session)
     if "settings" in manifest.about:
         session.next((f'step.resume("{folder.parent}")', "goes on from the newest checkpoint"))
     elif folder.parent.name == "checkpoints":
@@ -90,6 +80,28 @@ def inspect(
             command = f'trainer.fit(resume="{run}")'
         session.next((command, "goes on from the newest checkpoint"))
     return EXIT_DONE
+
+
+def _look(folder: Path) -> tuple[Manifest | None, dict[str, Any], CheckpointError | None]:
+    """The manifest, where it can be read, the progress in the state, and what is wrong."""
+    from surefoot.state.checkpoint import read_checkpoint
+    from surefoot.state.manifest import read_manifest
+    from surefoot.state.run_state import naming_state
+
+    manifest = None
+    try:
+        manifest = read_manifest(folder)
+        _, snapshot = read_checkpoint(folder)
+        with naming_state():
+            progress = dict(snapshot.values["progress"])
+    except CheckpointError as error:
+        return manifest, {}, error
+    return manifest, {key: progress[key] for key in PROGRESS_SHOWN if key in progress}, None
+
+
+def _advise_other(session: Session) -> int:
+    session.next(("surefoot train --resume RUN", "goes back to the newest whole checkpoint"))
+    return EXIT_FOUND
 
 
 @app.command("verify")
@@ -129,11 +141,13 @@ def _verdict(folder: Path) -> dict[str, str]:
     from surefoot.observe.text import format_bytes
     from surefoot.state.checkpoint import read_checkpoint
     from surefoot.state.completeness import missing_items
+    from surefoot.state.run_state import naming_state
 
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
     try:
         manifest, snapshot = read_checkpoint(folder)
-        missing = missing_items(manifest, snapshot)
+        with naming_state():
+            missing = missing_items(manifest, snapshot)
         verdict = WHOLE if not missing else f"incomplete: without {', '.join(missing)}"
     except CheckpointError as error:
         verdict = f"damaged: {error.what}"
@@ -173,7 +187,9 @@ def _parts(manifest: Manifest) -> dict[str, dict[str, int]]:
         elements = math.prod(entry.shape)
         part["tensors"] += 1
         part["elements"] += elements
-        part["size_bytes"] += elements * getattr(torch, entry.dtype).itemsize
+        # Of a number type that is none, the size is not known: the checkpoint is damaged.
+        dtype = getattr(torch, entry.dtype, None)
+        part["size_bytes"] += elements * (dtype.itemsize if isinstance(dtype, torch.dtype) else 0)
     return parts
 
 
