@@ -179,6 +179,12 @@ def test_saves_of_one_step_leave_one_checkpoint(tmp_path: Path) -> None:
     assert names_in(tmp_path) == ["step-00000001", "step-00000002"]
 
 
+def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="could not be written"):
+        make_step().save(tmp_path / "file" / "below")
+
+
 def test_a_kill_between_two_renames_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

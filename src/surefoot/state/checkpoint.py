@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,8 @@ def write_checkpoint(
     Raises:
         CheckpointError: the disk refused; nothing was published and the rest is untouched.
     """
-    checkpoints.mkdir(parents=True, exist_ok=True)  # `commit` makes no folder above it.
+    with suppress(OSError):  # What is wrong with it, `commit` says; it makes no folder above it.
+        checkpoints.mkdir(parents=True, exist_ok=True)
     draft = Draft(step, pieces_of(snapshot.tensors), snapshot.values, about, kind)
     return commit(checkpoints, draft, ranks)
 
