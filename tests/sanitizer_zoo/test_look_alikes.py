@@ -11,6 +11,62 @@ from surefoot.core.finding import Severity
 
 CLEAN = [
     (
+        "optimizer-never-stepped",
+        """
+        class Sharpness(torch.optim.Optimizer):
+            def __init__(self, params, base, **kw):
+                super().__init__(params, kw)
+                self.base = base(self.param_groups, **kw)
+                self.param_groups = self.base.param_groups
+            def step(self, closure):
+                loss = torch.enable_grad()(closure)()
+                with torch.no_grad():
+                    for g in self.param_groups:
+                        for p in g["params"]: p.add_(p.grad, alpha=0.01)
+                self.zero_grad()
+                torch.enable_grad()(closure)()
+                with torch.no_grad():
+                    for g in self.param_groups:
+                        for p in g["params"]: p.sub_(p.grad, alpha=0.01)
+                self.base.step(); self.zero_grad()
+                return loss
+        own = Sharpness(model.parameters(), torch.optim.SGD, lr=0.1)
+        sched = torch.optim.lr_scheduler.StepLR(own.base, 20)
+        for b in batches(24):
+            def closure():
+                loss = loss_of(*b); loss.backward(); return loss
+            own.step(closure); sched.step()
+        """,
+    ),
+    (
+        "sched-before-optim",
+        """
+        class Sharpness(torch.optim.Optimizer):
+            def __init__(self, params, base, **kw):
+                super().__init__(params, kw)
+                self.base = base(self.param_groups, **kw)
+                self.param_groups = self.base.param_groups
+            def step(self, closure):
+                loss = torch.enable_grad()(closure)()
+                with torch.no_grad():
+                    for g in self.param_groups:
+                        for p in g["params"]: p.add_(p.grad, alpha=0.01)
+                self.zero_grad()
+                torch.enable_grad()(closure)()
+                with torch.no_grad():
+                    for g in self.param_groups:
+                        for p in g["params"]: p.sub_(p.grad, alpha=0.01)
+                self.base.step(); self.zero_grad()
+                return loss
+        own = Sharpness(model.parameters(), torch.optim.SGD, lr=0.1)
+        sched = torch.optim.lr_scheduler.StepLR(own.base, 20)
+        for b in batches(24):
+            def closure():
+                loss = loss_of(*b); loss.backward(); return loss
+            own.step(closure); sched.step()
+        """,
+    ),
+    (
         "data-nan",
         """
         for step, b in enumerate(batches(20)):

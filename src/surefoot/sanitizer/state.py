@@ -128,6 +128,8 @@ class OptimizerState:
         self.created = seq
         self.parameters: list[ParameterState] = []
         self.steps = 0
+        self.inner_steps = 0
+        """Steps within that of another optimizer, such as SAM's, which counts the update."""
         self.closure_steps = 0
         self.last_step = 0
         """Sequence number of the latest step; 0 before the first."""
@@ -149,6 +151,10 @@ class OptimizerState:
         """Steps that a gradient scaler skipped."""
         self.decays: tuple[float, ...] = ()
         """Weight decay of each group, as last looked at."""
+
+    @property
+    def has_stepped(self) -> bool:
+        return self.steps + self.inner_steps > 0
 
     def optimizer(self) -> torch.optim.Optimizer | None:
         return self.ref()

@@ -74,6 +74,11 @@ def attach(patches: Patches) -> None:
             )
         )
 
+    def step_within(optimizer: Optimizer) -> None:
+        state = known(trace, optimizer)
+        state.inner_steps += 1
+        trace.close_window(state)
+
     def end(optimizer: Optimizer) -> None:
         state = known(trace, optimizer)
         trace.observe_gradients(state.parameters)
@@ -89,6 +94,8 @@ def attach(patches: Patches) -> None:
             # The optimizer itself is the first positional argument that the hook receives.
             trace.safely(begin, optimizer, args[1:] if args else (), kwargs)
             trace.causes.append("step")
+        else:
+            trace.safely(step_within, optimizer)
 
     def post(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         nonlocal depth

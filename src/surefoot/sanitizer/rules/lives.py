@@ -59,7 +59,7 @@ class Lives:
 
     def before_step(self, optimizer: OptimizerState) -> None:
         """Looks whether the first step of an optimizer starts from other weights."""
-        witness = None if optimizer.steps else _witness(optimizer)
+        witness = None if optimizer.has_stepped else _witness(optimizer)
         if witness is None or witness.key not in self._left:
             return
         tensor = witness.ref()

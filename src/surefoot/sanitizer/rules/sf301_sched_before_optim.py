@@ -45,7 +45,7 @@ class SchedBeforeOptim(Rule):
         optimizer = state.optimizer
         if state.inner or optimizer is None or optimizer.skipped:
             return
-        if optimizer.steps == 0 and len(self.early[state.key]) < 100:
+        if not optimizer.has_stepped and len(self.early[state.key]) < 100:
             self.early[state.key].append(event.site)
         if optimizer.window and optimizer.last_backward > optimizer.last_step:
             self.waiting[state.key] = event.site, optimizer.key

@@ -46,7 +46,7 @@ class OptimizerNeverStepped(Rule):
         for optimizer in self.trace.optimizers:
             if event.parameters is optimizer.parameters:
                 self.zeroed[optimizer.key] += 1
-                if not optimizer.steps and self.zeroed[optimizer.key] <= LOOKS:
+                if not optimizer.has_stepped and self.zeroed[optimizer.key] <= LOOKS:
                     self._look(optimizer)
 
     def _look(self, optimizer: OptimizerState) -> None:
@@ -64,7 +64,7 @@ class OptimizerNeverStepped(Rule):
             return
         stepped = {s.key for o in self.trace.optimizers if o.steps for s in o.parameters}
         for optimizer in self.trace.optimizers:
-            if optimizer.steps or optimizer.skipped:
+            if optimizer.has_stepped or optimizer.skipped:
                 continue
             lost = 0 if optimizer.key in self.moving else optimizer.wipes
             if lost < LEAST and any(state.key in stepped for state in optimizer.parameters):
