@@ -30,11 +30,12 @@ CLEAN = [
                         for p in g["params"]: p.sub_(p.grad, alpha=0.01)
                 self.base.step(); self.zero_grad()
                 return loss
-        own = Sharpness(model.parameters(), torch.optim.SGD, lr=0.1)
+        m = net()
+        own = Sharpness(m.parameters(), torch.optim.SGD, lr=0.1)
         sched = torch.optim.lr_scheduler.StepLR(own.base, 20)
         for b in batches(24):
             def closure():
-                loss = loss_of(*b); loss.backward(); return loss
+                loss = nn.functional.cross_entropy(m(b[0]), b[1]); loss.backward(); return loss
             own.step(closure); sched.step()
         """,
     ),
@@ -58,11 +59,12 @@ CLEAN = [
                         for p in g["params"]: p.sub_(p.grad, alpha=0.01)
                 self.base.step(); self.zero_grad()
                 return loss
-        own = Sharpness(model.parameters(), torch.optim.SGD, lr=0.1)
+        m = net()
+        own = Sharpness(m.parameters(), torch.optim.SGD, lr=0.1)
         sched = torch.optim.lr_scheduler.StepLR(own.base, 20)
         for b in batches(24):
             def closure():
-                loss = loss_of(*b); loss.backward(); return loss
+                loss = nn.functional.cross_entropy(m(b[0]), b[1]); loss.backward(); return loss
             own.step(closure); sched.step()
         """,
     ),
