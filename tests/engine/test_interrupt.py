@@ -157,6 +157,24 @@ def test_before_a_run_has_begun_there_is_nothing_to_wait_for(number: signal.Sign
     assert signal.getsignal(number) == before
 
 
+@pytest.mark.parametrize("swallowed", [True, False])
+def test_whoever_was_interrupted_may_hide_it(swallowed: bool) -> None:
+    """A finalizer swallows what comes up in it; native code that calls back has its own error."""
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(StopRequested, match="SIGTERM"), stopped_before_begin():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except BaseException as error:
+            if not swallowed:
+                raise ValueError("Error calling a function") from error
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_an_error_of_its_own_stays_what_it_is() -> None:
+    with pytest.raises(ValueError, match="its own"), stopped_before_begin():
+        raise ValueError("its own")
+
+
 def test_outside_the_main_thread_no_handler_is_touched() -> None:
     before = signal.getsignal(signal.SIGINT)
     seen = []

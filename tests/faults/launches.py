@@ -122,6 +122,9 @@ class ForkedRank:
                 traceback.print_exc()
             finally:
                 os._exit(code)
+        # `subprocess.Popen` returns when the new process leads its group, and not before.
+        while self.poll() is None and os.getpgid(self.pid) != self.pid:
+            time.sleep(0.001)
         with self.pids.open("a") as file:
             file.write(f"{self.pid}\n")
 

@@ -229,13 +229,18 @@ def stopped_before_begin() -> Iterator[None]:
     numbers = (signal.SIGTERM, signal.SIGUSR1) if is_main else ()
     previous = {number: signal.signal(number, leave) for number in numbers}
     try:
-        yield
-    except CutShort:
-        raise StopRequested(
-            f"stopped by {told} outside of training",
-            rule="what was saved before is whole",
-            remedy="start or resume the run again",
-        ) from None
+        try:
+            yield
+        except BaseException:
+            # Native code that called back into Python has an error of its own for what came up.
+            if not told:
+                raise
+        if told:  # Also where whoever was interrupted swallowed it, such as a finalizer.
+            raise StopRequested(
+                f"stopped by {told} outside of training",
+                rule="what was saved before is whole",
+                remedy="start or resume the run again",
+            )
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
