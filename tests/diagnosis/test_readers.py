@@ -171,6 +171,7 @@ def test_names(column: str, name: Name | None) -> None:
         ("memory_allocated_gb", "memory_bytes", 2.0**30),
         ("gpu memory (MiB)", "memory_bytes", 2.0**20),
         ("rss_mb", "host_memory_bytes", 2.0**20),
+        ("system/gpu.0.memoryAllocatedBytes", "memory_bytes", 1.0),
         ("step_time_ms", "step_seconds", 1e-3),
         ("data_seconds", "data_seconds", 1.0),
     ],

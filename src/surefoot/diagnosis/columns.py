@@ -109,7 +109,9 @@ _SETS = "val|valid|validation|eval|evaluation|test|dev|heldout"
 _SET_BEFORE = re.compile(rf"^({_SETS})_(.+)$")
 _SET_AFTER = re.compile(rf"^(.+)_({_SETS})$")
 _TRAIN = re.compile(r"^(?:train|training|trn|trainer)_(.+)$|^(.+)_(?:train|training)$")
-_ROOMS = re.compile(r"^(?:time|memory|perf|performance|optim|optimizer|system|metrics)_(.+)$")
+_ROOMS = re.compile(
+    r"^(?:time|memory|perf|performance|optim|optimizer|(?:system_)?gpu_\d+|system|metrics)_(.+)$"
+)
 _NO_METRIC = re.compile(r"runtime|per_second|seconds|_time$|^time$|^steps?$|^samples?$|^epoch$")
 
 

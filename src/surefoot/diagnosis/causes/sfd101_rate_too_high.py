@@ -34,6 +34,10 @@ RAN = 3.0
 """Times their norm to which weights run within the first part of a run."""
 LITTLE_FOR_IT = 0.2
 """Share of the first loss by which it came down at most, where the weights ran away."""
+HALF = 0.5
+"""The same, where they ran far."""
+RAN_FAR = 8.0
+"""Times their norm that is far."""
 LITTLE = 0.4
 """Share of the first loss by which a bouncing one has come down at most."""
 BOUNCE = 0.08
@@ -63,6 +67,7 @@ class RateTooHigh(Cause):
         explains=(
             "bad-batch",
             "labels-unrelated",
+            "underfitting",
             "rate-too-high-late",
             "exploding-gradients",
             "validation-differs",
@@ -142,7 +147,7 @@ def _ran_away(signals: Signals, evidence: dict[str, float | None]) -> Verdict | 
         return None
     early = float(norms[: max(2, len(norms) // 4)].max() / norms[0])
     learnt = signals.relative_drop
-    if early < RAN or not 0 < learnt < LITTLE_FOR_IT:
+    if early < RAN or not 0 < learnt < (HALF if early > RAN_FAR else LITTLE_FOR_IT):
         return None
     return Verdict(
         f"The weights grew to {early:.3g} times their norm within the first quarter of the run; the"

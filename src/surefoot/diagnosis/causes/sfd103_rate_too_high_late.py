@@ -114,5 +114,5 @@ def _sways(signals: Signals) -> bool:
 def _stands_and_sways(signals: Signals) -> bool:
     """Whether evaluations have come to a standstill, and go up and down by more than the little
     that a run at its floor does: on the scale of their level, and of all that was gained."""
-    sways = signals.validation_sway > SWAY / 15 and signals.validation_jitter > BOUNCE / 6
+    sways = signals.validation_sway > SWAY / 15 and signals.validation_jitter > BOUNCE / 4
     return sways and abs(_halves(signals)) < GAINED and signals.validation_left < STANDS

@@ -93,7 +93,7 @@ class RateTooLow(Cause):
             little = 2 * LITTLE
             lasts = line < STEADILY and second > max(EVEN * first, 4 * loss.standard_error())
             straight = straight or lasts
-        if straight and near and signals.relative_drop < little:
+        if straight and near and max(signals.relative_drop, _validated(signals)) < little:
             return Verdict(
                 f"The loss falls in a nearly straight line, from {signals.initial:.4g} to"
                 f" {loss.end:.4g} in {signals.recording.last_step} updates: the second half brings"
@@ -103,6 +103,12 @@ class RateTooLow(Cause):
                 evidence={**evidence, "straightness": line},
             )
         return None
+
+
+def _validated(signals: Signals) -> float:
+    """Share of the first loss by which the validation loss came down."""
+    values = signals.validation.values
+    return 1 - float(values[-1]) / signals.initial if len(values) and signals.initial > 0 else 0.0
 
 
 def _straight_for_its_rate(signals: Signals) -> bool:

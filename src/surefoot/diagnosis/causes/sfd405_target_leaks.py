@@ -14,14 +14,14 @@ LITTLE = 0.05
 """Share of the first loss that no honest language model gets below."""
 MANY = 16
 """Classes from which on nobody comes that low on samples seen once, such as characters."""
+MOST = 1_000_000
+"""Classes above which a first loss is none of a guess."""
 NOTHING = 0.01
 """Share of the first loss that nobody gets below who has seen half of the samples once."""
 AT_ONCE = 0.15
 """Share of the run in which it does."""
 GUESS = 0.9
 """Share of the first loss that a validation loss stays above which learnt nothing."""
-FAULTLESS = 0.999
-"""Accuracy of every evaluation, the first among them."""
 NEW = 0.1
 """The same, on samples that are all new, where the validation loss is not down to half."""
 
@@ -39,9 +39,8 @@ class TargetLeaks(Cause):
         " and on validation data, against its start; or on training data alone, where a validation"
         " loss that is made another way (token by token) stays far above it and never turns up, or"
         " all samples were new. Of any run, a loss that is at nearly nothing in the first part of"
-        " the first epoch, while the validation loss never gets below that of a guess, or every"
-        " evaluation is without a fault. Quiet where the validation loss turns up on samples seen"
-        " before: then they are known by heart.",
+        " the first epoch, while the validation loss never gets below that of a guess. Quiet where"
+        " the validation loss turns up on samples seen before: then they are known by heart.",
         why="No text can be foretold so well, and no task is learnt from so few samples. Labels"
         " that are not shifted, a mask that is not causal, or a column that is made from the"
         " target let the model copy what it is asked for.",
@@ -82,7 +81,7 @@ def _verdict(signals: Signals, share: float, weight: float) -> Verdict:
 
 def _is_copied(signals: Signals) -> bool:
     """Whether a loss over a vocabulary is at nearly nothing, and not known by heart."""
-    many = signals.initial > math.log(MANY)
+    many = math.log(MANY) < signals.initial < math.log(MOST)
     if not signals.is_language and not many:
         return False
     validation = signals.validation
@@ -100,17 +99,15 @@ def _is_copied(signals: Signals) -> bool:
 
 def _is_there_at_once(signals: Signals) -> bool:
     """Whether the train loss is at nothing before half of the samples were seen once, while the
-    validation loss stays at that of a guess or worse, or each evaluation is without a fault."""
+    validation loss stays at that of a guess or worse. Where that falls, too, the task may be one
+    that has no noise, such as copying."""
     loss, validation, epochs = signals.loss, signals.validation, signals.recording["epoch"].finite
     below = np.flatnonzero(loss.smooth < NOTHING * signals.initial)
     if len(validation) < 2 or not len(below) or below[0] > AT_ONCE * len(loss):
         return False
     if not len(epochs) or np.interp(loss.step(int(below[0])), epochs.steps, epochs.values) > 0.5:
         return False
-    if float(validation.values.min()) > GUESS * signals.initial:
-        return True
-    accuracies = signals.accuracies
-    return len(accuracies) > 1 and float(accuracies.min()) >= FAULTLESS
+    return float(validation.values.min()) > GUESS * signals.initial
 
 
 def _on_new_samples(signals: Signals) -> bool:

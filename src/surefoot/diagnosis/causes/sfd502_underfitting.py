@@ -32,7 +32,7 @@ GOOD = 0.8
 """Accuracy from which on a loss is not high."""
 SKILLED = 0.35
 """Accuracy, from 0 for a guess to 1, of a model that has learnt what noisy labels hold."""
-GOOD_OF_MANY = 0.4
+GOOD_OF_MANY = 0.2
 """The same among many classes: characters cannot be foretold much better."""
 
 
