@@ -396,7 +396,11 @@ def last_step_row(path: str | Path, *, tail_bytes: int = 1 << 16) -> dict[str, o
     """The last whole row of an update, read from the end of the file; None where there is none.
 
     What a power cut has left after it (a page of zeros) is passed over.
+
+    Raises:
+        ValueError: there are rows of updates, and none of them is whole.
     """
+    spoilt: ValueError | None = None
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         while True:
@@ -405,19 +409,18 @@ def last_step_row(path: str | Path, *, tail_bytes: int = 1 << 16) -> dict[str, o
             lines = file.read(size - start).split(b"\n")
             whole = lines[:-1] if start == 0 else lines[1:-1]
             for line in reversed(whole):
-                if line.startswith(b'{"row":"step"') and (row := _row_of(line)) is not None:
-                    return row
+                if line.startswith(b'{"row":"step"'):
+                    try:
+                        row: dict[str, object] = json.loads(line)
+                    except ValueError as error:
+                        spoilt = error
+                    else:
+                        return row
             if start == 0:
+                if spoilt is not None:
+                    raise spoilt
                 return None
             tail_bytes *= 8
-
-
-def _row_of(line: bytes) -> dict[str, object] | None:
-    try:
-        row: dict[str, object] = json.loads(line)
-    except ValueError:
-        return None
-    return row
 
 
 def _gap(loss: float | None, recent: Iterable[tuple[float, float]]) -> float | None:
