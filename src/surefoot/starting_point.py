@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from surefoot.core.errors import CheckpointError, DataError
+from surefoot.observe.atomic import free_name_beside
 from surefoot.observe.latest import LatestMetrics
 from surefoot.observe.metrics_log import MetricsLog
 from surefoot.observe.run_folder import METRICS_NAME
@@ -24,7 +25,7 @@ from surefoot.state.run_state import naming_state
 from surefoot.state.tree import Snapshot
 from surefoot.together import SilentLog
 
-ASIDE_SUFFIX = ".aside"
+ASIDE_WORD = "aside"
 
 
 @dataclass(frozen=True)
@@ -143,15 +144,5 @@ def put_aside(newer: Sequence[Path], point: Path) -> None:
     Cut short at any moment, what is left of them are the older ones.
     """
     for path in sorted(newer, key=step_of, reverse=True):
-        rename(path, aside_name(path))
+        rename(path, free_name_beside(path, ASIDE_WORD))
     point_at(point.with_name(LATEST_NAME), point.name)
-
-
-def aside_name(path: Path) -> Path:
-    """A name beside that is free."""
-    count = 1
-    while True:
-        aside = path.with_name(f"{path.name}{ASIDE_SUFFIX}-{count}")
-        if not aside.exists():
-            return aside
-        count += 1

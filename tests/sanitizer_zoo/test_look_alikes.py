@@ -9,65 +9,37 @@ import pytest
 from sanitizer_zoo.zoo import CLASSIFIER, OTHER_HANDS, check_clean, findings_of
 from surefoot.core.finding import Severity
 
+SHARPNESS = """
+class Sharpness(torch.optim.Optimizer):
+    def __init__(self, params, base, **kw):
+        super().__init__(params, kw)
+        self.base = base(self.param_groups, **kw)
+        self.param_groups = self.base.param_groups
+    def step(self, closure):
+        loss = torch.enable_grad()(closure)()
+        with torch.no_grad():
+            for g in self.param_groups:
+                for p in g["params"]: p.add_(p.grad, alpha=0.01)
+        self.zero_grad()
+        torch.enable_grad()(closure)()
+        with torch.no_grad():
+            for g in self.param_groups:
+                for p in g["params"]: p.sub_(p.grad, alpha=0.01)
+        self.base.step(); self.zero_grad()
+        return loss
+m = net()
+own = Sharpness(m.parameters(), torch.optim.SGD, lr=0.1)
+sched = torch.optim.lr_scheduler.StepLR(own.base, 20)
+for b in batches(24):
+    def closure():
+        loss = nn.functional.cross_entropy(m(b[0]), b[1]); loss.backward(); return loss
+    own.step(closure); sched.step()
+"""
+"""An optimizer that steps within another one, which has a scheduler of its own."""
+
 CLEAN = [
-    (
-        "optimizer-never-stepped",
-        """
-        class Sharpness(torch.optim.Optimizer):
-            def __init__(self, params, base, **kw):
-                super().__init__(params, kw)
-                self.base = base(self.param_groups, **kw)
-                self.param_groups = self.base.param_groups
-            def step(self, closure):
-                loss = torch.enable_grad()(closure)()
-                with torch.no_grad():
-                    for g in self.param_groups:
-                        for p in g["params"]: p.add_(p.grad, alpha=0.01)
-                self.zero_grad()
-                torch.enable_grad()(closure)()
-                with torch.no_grad():
-                    for g in self.param_groups:
-                        for p in g["params"]: p.sub_(p.grad, alpha=0.01)
-                self.base.step(); self.zero_grad()
-                return loss
-        m = net()
-        own = Sharpness(m.parameters(), torch.optim.SGD, lr=0.1)
-        sched = torch.optim.lr_scheduler.StepLR(own.base, 20)
-        for b in batches(24):
-            def closure():
-                loss = nn.functional.cross_entropy(m(b[0]), b[1]); loss.backward(); return loss
-            own.step(closure); sched.step()
-        """,
-    ),
-    (
-        "sched-before-optim",
-        """
-        class Sharpness(torch.optim.Optimizer):
-            def __init__(self, params, base, **kw):
-                super().__init__(params, kw)
-                self.base = base(self.param_groups, **kw)
-                self.param_groups = self.base.param_groups
-            def step(self, closure):
-                loss = torch.enable_grad()(closure)()
-                with torch.no_grad():
-                    for g in self.param_groups:
-                        for p in g["params"]: p.add_(p.grad, alpha=0.01)
-                self.zero_grad()
-                torch.enable_grad()(closure)()
-                with torch.no_grad():
-                    for g in self.param_groups:
-                        for p in g["params"]: p.sub_(p.grad, alpha=0.01)
-                self.base.step(); self.zero_grad()
-                return loss
-        m = net()
-        own = Sharpness(m.parameters(), torch.optim.SGD, lr=0.1)
-        sched = torch.optim.lr_scheduler.StepLR(own.base, 20)
-        for b in batches(24):
-            def closure():
-                loss = nn.functional.cross_entropy(m(b[0]), b[1]); loss.backward(); return loss
-            own.step(closure); sched.step()
-        """,
-    ),
+    ("optimizer-never-stepped", SHARPNESS),
+    ("sched-before-optim", SHARPNESS),
     (
         "data-nan",
         """

@@ -46,6 +46,14 @@ def read_from(descriptor: int, offset: int) -> bytes:
     return b"".join(chunks)
 
 
+def free_name_beside(path: Path, word: str) -> Path:
+    """The first of `STEM.WORD-1.SUFFIX`, `STEM.WORD-2.SUFFIX`, ... that nothing has yet."""
+    count = 1
+    while (free := path.with_name(f"{path.stem}.{word}-{count}{path.suffix}")).exists():
+        count += 1
+    return free
+
+
 class PartialWriteError(OSError):
     """A write stopped half way; `written` bytes are in the file."""
 

@@ -86,7 +86,6 @@ class EventLog:
         with suppress(OSError):
             found = stand_up(self.path, self._descriptor, self._size)
             if found is not None:
-                os.close(self._descriptor)
                 self._descriptor, self._size = found.descriptor, found.size
                 if found.told:
                     self._waiting += _line(Event(EventKind.NOTE, event.step, found.told, {}))

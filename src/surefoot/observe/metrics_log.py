@@ -26,6 +26,7 @@ from surefoot.core.reports import EvalReport, Event, StepReport
 from surefoot.observe.atomic import (
     PartialWriteError,
     atomic_write,
+    free_name_beside,
     fsync_directory,
     read_from,
     write_all,
@@ -254,7 +255,6 @@ class MetricsLog:
         with suppress(OSError):
             found = stand_up(self.path, self._descriptor, self._size)
             if found is not None:
-                os.close(self._descriptor)
                 self._descriptor, self._size = found.descriptor, found.size
                 if found.told:
                     self._tell(found.told)
@@ -286,7 +286,7 @@ class MetricsLog:
         size = self.refuse_misfit(offset)
         aside = None
         if size > offset:
-            aside = self._free_aside_path()
+            aside = free_name_beside(self.path, "before-resume")
             atomic_write(aside, read_from(self._descriptor, offset))
             os.ftruncate(self._descriptor, offset)
         os.fsync(self._descriptor)
@@ -321,14 +321,6 @@ class MetricsLog:
         # The speeds of the first row have nothing to be counted from.
         self._samples_before = None
         return aside
-
-    def _free_aside_path(self) -> Path:
-        count = 1
-        while True:
-            path = self.path.with_name(f"{self.path.stem}.before-resume-{count}.jsonl")
-            if not path.exists():
-                return path
-            count += 1
 
     def _counts_at_end(self) -> tuple[int | None, int]:
         """Samples and tokens of the last step row, from which the next row's speeds are counted."""

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from surefoot.observe.atomic import atomic_write, read_from
+from surefoot.observe.atomic import atomic_write, free_name_beside, read_from
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class StoodUp:
     """A log that stands at its place again."""
 
     descriptor: int
-    """Of the new file; the old one is still open."""
+    """Of the new file; the old one is closed."""
     size: int
     told: str
     """What has happened; empty where a faithful copy stood there, and nothing was changed."""
@@ -51,19 +51,12 @@ def stand_up(path: Path, descriptor: int, size: int) -> StoodUp | None:
         what = "DELETED" if there is None else "CHANGED" if is_own else "REPLACED"
         told = f"{path.name} WAS {what} while the run wrote it"
         if there is not None:
-            aside = _free_name(path)
+            aside = free_name_beside(path, "changed")
             os.rename(path, aside)
             told += f"; what stood there is put aside as {aside.name}"
         told += "; all is written anew" if is_whole else "; it begins anew"
         atomic_write(path, content)
     flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
-    return StoodUp(os.open(path, flags), len(content), told)
-
-
-def _free_name(path: Path) -> Path:
-    count = 1
-    while True:
-        free = path.with_name(f"{path.stem}.changed-{count}{path.suffix}")
-        if not free.exists():
-            return free
-        count += 1
+    stands = StoodUp(os.open(path, flags), len(content), told)
+    os.close(descriptor)
+    return stands
