@@ -11,8 +11,8 @@ VENV ?= .venv
 PINNED_TORCH := $(shell cat constraints.txt)
 TORCH ?= $(PINNED_TORCH)
 BIN := $(VENV)/bin
-# One more than two cores: many tests wait for a process.
-JOBS ?= 3
+# Twice two cores: many tests wait for a process, a deadline or a disk.
+JOBS ?= 4
 
 ifeq ($(TORCH),system)
   VENV_FLAGS := --system-site-packages

@@ -73,6 +73,12 @@ def test_the_package_itself_loads_next_to_nothing() -> None:
     assert loaded_by("import surefoot", heavy) == []
 
 
+def test_what_compiles_nothing_loads_no_compiler() -> None:
+    """It takes a second of each process that only reads weights or starts ranks."""
+    parts = "import surefoot.assembly, surefoot.state.foreign_reader, surefoot.cli.train"
+    assert loaded_by(parts, ["torch._dynamo"]) == []
+
+
 def loaded_by_command(arguments: list[str], names: list[str]) -> list[str]:
     statements = (
         f"sys.argv = ['surefoot', *{arguments!r}]\n"

@@ -80,23 +80,6 @@ def rows(folder: Path) -> list[dict[str, object]]:
     return [dict(row) for row in read_rows(found / "metrics.jsonl") if row["row"] == "step"]
 
 
-def test_two_ranks_leave_one_folder_and_speak_once(here: Path) -> None:
-    write_recipe(here)
-    ended = run(here, *command("--nproc", "2", "--json", "answer.json"))
-    assert ended.returncode == EXIT_DONE, ended.stderr
-    told = ended.stdout + ended.stderr
-    assert told.count("finished at step 12: the horizon is reached\n") == 2  # Log and end.
-    assert told.count("save at step 12") == 1 and "Warning" not in told
-    assert json.loads((here / "answer.json").read_text())["step"] == 12
-    found = rows(here)
-    # 22 samples an epoch (2 are held out), 8 of both ranks an update, the third one short.
-    assert [row["samples"] for row in found][:6] == [8, 16, 22, 30, 38, 44]
-    assert len(found) == 12
-    (folder,) = (here / "runs").iterdir()
-    manifest = json.loads((folder / "checkpoints" / "step-00000012" / "manifest.json").read_text())
-    assert manifest["about"]["ranks"] == 2
-
-
 def test_the_rank_that_failed_first_is_heard_alone(here: Path) -> None:
     write_recipe(here, "raises")
     ended = run(here, *command("--nproc", "2"))
@@ -128,7 +111,7 @@ def ranks_in(folder: Path) -> list[int]:
     return found
 
 
-def test_a_stop_saves_on_all_ranks_and_passes_75_on(here: Path) -> None:
+def test_two_ranks_speak_once_into_one_folder_and_a_stop_saves_on_both(here: Path) -> None:
     write_recipe(here, seconds=0.02)
     longer = command("--nproc", "2", "--set", "train.horizon=60 steps")
     pipe = subprocess.PIPE
@@ -140,9 +123,18 @@ def test_a_stop_saves_on_all_ranks_and_passes_75_on(here: Path) -> None:
     last = rows(here)[-1]
     assert 2 <= int(str(last["step"])) < 60
     (folder,) = (here / "runs").iterdir()
-    ended = run(here, *longer, "--resume", str(folder))
+    ended = run(here, *longer, "--resume", str(folder), "--json", "answer.json")
     assert ended.returncode == EXIT_DONE, ended.stderr
-    assert [row["step"] for row in rows(here)] == list(range(1, 61))
+    told = ended.stdout + ended.stderr
+    assert told.count("finished at step 60: the horizon is reached\n") == 2  # Log and end.
+    assert told.count("save at step 60") == 1 and "Warning" not in told
+    assert json.loads((here / "answer.json").read_text())["step"] == 60
+    found = rows(here)
+    assert [row["step"] for row in found] == list(range(1, 61))
+    # 22 samples an epoch (2 are held out), 8 of both ranks an update, the third one short.
+    assert [row["samples"] for row in found][:6] == [8, 16, 22, 30, 38, 44]
+    manifest = json.loads((folder / "checkpoints" / "step-00000060" / "manifest.json").read_text())
+    assert manifest["about"]["ranks"] == 2
 
 
 def wait_for_rows(folder: Path, count: int) -> None:

@@ -173,7 +173,7 @@ def grouped_product(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
 
 
 # Sizes that the host must know differ each time: a compiler would begin anew each time.
-@torch.compiler.disable
+@torch._disable_dynamo  # As torch.compiler.disable, which loads the compiler at once.
 def looped_product(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
     """`grouped_product` by one product an expert."""
     parts = zip(rows.split(counts.tolist()), weights.unbind(), strict=True)

@@ -42,7 +42,7 @@ class TokenExchange:
         self._size = group.size()
 
     # Sizes that the host must know; what the experts compute is compiled by itself.
-    @torch.compiler.disable(recursive=False)
+    @torch._disable_dynamo(recursive=False)
     def __call__(self, rows: Tensor, counts: Tensor, experts: Experts) -> Tensor:
         """Rows [N, D] sorted by expert, with counts [E], through the experts of all ranks."""
         leaving = counts.reshape(self._size, -1)
