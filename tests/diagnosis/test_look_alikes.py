@@ -55,6 +55,36 @@ def test_hard_batches_of_a_low_loss_are_no_explosion(with_the_loss: bool) -> Non
     assert ("exploding-gradients" in named) is not with_the_loss
 
 
+@pytest.mark.parametrize("unsteady", [True, False])
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_weights_out_of_scale_are_seen_before_they_move(scale: float, unsteady: bool) -> None:
+    """A steep first loss alone is that of a large model."""
+    norm = scale * np.where(STEPS % 2, 3.0 if unsteady else 1.2, 1.0)
+    columns = {"loss": falling(3.0, 1.8) + noise(0.03), "lr": cosine(), "grad_norm": norm}
+    columns["weight_norm"] = 10.0 + 0.001 * STEPS
+    found = examined(columns)
+    expected = "exploding-gradients" if scale == 100.0 and unsteady else None
+    assert first(found) == expected
+
+
+def test_one_norm_far_out_among_a_few_that_are_high_is_a_hard_batch() -> None:
+    norm = 1 + np.abs(noise(0.1))
+    norm[[90, 150, 230, 300, 340, 370, 390]] = 7.0
+    norm[200] = 40.0
+    columns = {"loss": falling() + noise(0.03), "lr": cosine(), "grad_norm": norm}
+    named = {finding.slug for finding in examined(columns).findings}
+    assert "exploding-gradients" not in named
+    norm[[90, 150]] = 40.0
+    named = {finding.slug for finding in examined(columns).findings}
+    assert "exploding-gradients" in named
+
+
+def test_a_first_loss_that_is_no_guess_tells_nothing_of_a_copy() -> None:
+    loss = 4.0 + 1000 * np.exp(-STEPS / 3.0) + noise(0.03)
+    columns = {"loss": loss, "lr": cosine(), "tokens": 512.0 * (1 + STEPS)}
+    assert first(examined(columns)) != "target-leaks"
+
+
 def test_a_negative_loss_that_settles_may_be_a_density() -> None:
     rate = cosine()
     done = np.cumsum(rate) / rate.sum()

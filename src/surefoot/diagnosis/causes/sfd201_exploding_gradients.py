@@ -15,8 +15,17 @@ BEYOND = 3.0
 """Times the growth of the row's loss: where a batch is hard, both grow alike."""
 LOW = 0.3
 """Share of the first loss below which single batches differ by factors."""
+FAR = 2
+"""Updates at least that are ten times as high: a single one is a hard batch."""
 GROWTH = 8.0
 """Factor by which a norm grows over a run that explodes slowly."""
+STEEP = 50.0
+"""Relative change of the first loss for one of the weights: with weights in scale it is a few, in a
+deep network some tens."""
+UNSTEADY = 2.0
+"""Factor between the norms of neighbouring batches, in the median."""
+FIRST = 20
+"""Rows, or a tenth of the run, for which it is looked at."""
 
 
 class ExplodingGradients(Cause):
@@ -61,7 +70,8 @@ class ExplodingGradients(Cause):
         worst = max(found, key=lambda position: gradient.values[position], default=0)
         # Ten times nothing, after the gradients have faded, explodes nowhere.
         bar = max(10 * usual, 3 * float(np.median(gradient.part(0, 0.1))))
-        if len(found) >= 4 and share > 0.015 and gradient.values[worst] > bar:
+        far = int((gradient.values[found] > bar).sum())
+        if len(found) >= 4 and share > 0.015 and far >= FAR:
             return Verdict(
                 f"{len(found)} of {len(gradient)} updates have a gradient norm of more than"
                 f" {SPIKE:g} times the usual ({usual:.3g}); the worst is"
@@ -77,6 +87,19 @@ class ExplodingGradients(Cause):
                     "first_steps": [gradient.step(position) for position in found[:8]],
                 },
             )
+        if (at_once := _out_of_scale(signals)) is not None:
+            return Verdict(
+                f"Before any weight had moved, the gradient norm was {gradient.values[0]:.3g}: a"
+                f" change of the weights by 1 % is one of the loss by {at_once:.0f} %, and it"
+                f" differs by factors from batch to batch (the highest is"
+                f" {gradient.values.max():.3g}).",
+                weight=0.87,
+                evidence={
+                    "first_grad_norm": float(gradient.values[0]),
+                    "relative_change_of_loss": at_once,
+                    "worst_grad_norm": float(gradient.values.max()),
+                },
+            )
         early = float(np.median(gradient.part(0, 0.1)))
         if early > 0 and gradient.end > GROWTH * early and gradient.end > 10:
             return Verdict(
@@ -85,6 +108,19 @@ class ExplodingGradients(Cause):
                 evidence={"early_grad_norm": early, "last_grad_norm": gradient.end},
             )
         return None
+
+
+def _out_of_scale(signals: Signals) -> float | None:
+    """The relative change of the very first loss for one of the weights, where that is far too much
+    and the gradient of each batch is another."""
+    loss, gradient = signals.loss, signals.gradient
+    if not signals.begins_at_start or not signals.weights_known_from_start or loss.values[0] <= 0:
+        return None
+    weights = float(signals.recording["weight_norm"].finite.values[0])
+    steep = float(gradient.values[0]) * weights / float(loss.values[0])
+    norms = np.log(np.maximum(gradient.values[: max(FIRST, len(gradient) // 10)], 1e-30))
+    unsteady = float(np.median(np.abs(np.diff(norms)))) > np.log(UNSTEADY)
+    return steep if steep > STEEP and unsteady else None
 
 
 def _beyond_the_loss(signals: Signals, found: list[int]) -> list[int]:

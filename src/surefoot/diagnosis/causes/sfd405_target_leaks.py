@@ -81,8 +81,9 @@ def _verdict(signals: Signals, share: float, weight: float) -> Verdict:
 
 def _is_copied(signals: Signals) -> bool:
     """Whether a loss over a vocabulary is at nearly nothing, and not known by heart."""
-    many = math.log(MANY) < signals.initial < math.log(MOST)
-    if not signals.is_language and not many:
+    if signals.initial > math.log(MOST):
+        return False  # No guess: weights out of scale, of whose first loss anything is little.
+    if not signals.is_language and signals.initial < math.log(MANY):
         return False
     validation = signals.validation
     last = max([signals.loss.end, *validation.values[-1:].tolist()])
