@@ -24,6 +24,10 @@ NEAR_GUESS = 0.015
 """Share by which a first loss may be off the logarithm of a number of classes that nobody told."""
 FEW_CLASSES = 10
 """Classes above which the logarithms lie too close to tell one from the next."""
+EARLY = 0.05
+"""Share of the run in which too high a first rate throws the weights."""
+STOOD = 1.2
+"""Times what they were then by which they grow later, at most."""
 HALF = ("fp16", "float16", "half", "16-mixed", "16")
 
 
@@ -288,6 +292,17 @@ class Signals:
         if len(norms) < 3 or norms[0] <= 0:
             return None
         return float(np.abs(norms / norms[0] - 1).max())
+
+    @cached_property
+    def weights_were_thrown(self) -> float | None:
+        """Times their norm to which the weights grew within the first updates, where they did so
+        for good and have stood since; None where they did not."""
+        norms = self.recording["weight_norm"].finite
+        if len(norms) < 5 or norms.values[0] <= 0 or not self.weights_known_from_start:
+            return None
+        early = float(np.interp(EARLY * self.recording.last_step, norms.steps, norms.values))
+        stood = norms.values[-1] < STOOD * early
+        return early / float(norms.values[0]) if early > 2 * norms.values[0] and stood else None
 
     @cached_property
     def weights_known_from_start(self) -> bool:

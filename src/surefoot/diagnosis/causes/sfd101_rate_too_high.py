@@ -19,6 +19,8 @@ CALM = 0.005
 """Share of their level by which evaluations bend, where no weight bounces."""
 SHAKEN = 0.25
 """Times the noise of batches by which evaluations of the same samples bend, where weights do."""
+THROWN = 2.0
+"""Times the first loss that the first updates made of it, where they threw the weights far off."""
 LASTING = 5
 """Rows whose median has jumped: weights that were thrown off are not back at once."""
 LONG = 0.2
@@ -36,6 +38,8 @@ LITTLE_FOR_IT = 0.2
 """Share of the first loss by which it came down at most, where the weights ran away."""
 HALF = 0.5
 """The same, where they ran far."""
+PEACE = 0.01
+"""Share of their level by which evaluations bend, at most, of weights that grow in peace."""
 RAN_FAR = 8.0
 """Times their norm that is far."""
 LITTLE = 0.4
@@ -108,6 +112,15 @@ class RateTooHigh(Cause):
                 evidence=evidence,
             )
         grown = signals.weight_growth is not None and signals.weight_growth > 3
+        thrown = float(loss.values[: max(LASTING, len(loss) // 20)].max())
+        if grown and signals.relative_drop < LITTLE_FOR_IT / 2 and thrown > THROWN * abs(initial):
+            return Verdict(
+                f"The loss jumped from {initial:.4g} to {thrown:.4g} within the first updates, the"
+                f" weights grew to {signals.weight_growth:.3g} times their norm, and it has"
+                f" learnt nothing since ({loss.end:.4g}).",
+                weight=0.85,
+                evidence=evidence,
+            )
         if loss.noise < STEADY * abs(loss.end):
             return None
         peak = float(running_median(loss.values, LASTING).max())
@@ -147,7 +160,8 @@ def _ran_away(signals: Signals, evidence: dict[str, float | None]) -> Verdict | 
         return None
     early = float(norms[: max(2, len(norms) // 4)].max() / norms[0])
     learnt = signals.relative_drop
-    if early < RAN or not 0 < learnt < (HALF if early > RAN_FAR else LITTLE_FOR_IT):
+    calm = len(signals.validation) > 4 and signals.validation_sway < PEACE
+    if early < RAN or calm or not 0 < learnt < (HALF if early > RAN_FAR else LITTLE_FOR_IT):
         return None
     return Verdict(
         f"The weights grew to {early:.3g} times their norm within the first quarter of the run; the"

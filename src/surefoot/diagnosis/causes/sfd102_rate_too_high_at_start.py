@@ -31,6 +31,8 @@ KICK = 0.3
 """Share of the first loss by which it rises with the first update, or the second."""
 KICKED = 4.0
 """Times the first gradient norm that the gradient has then."""
+LEARNT = 0.1
+"""Share of the first loss by which it fell at least, where it is no matter of all the run."""
 RECOVERED = 0.2
 """Share of the first loss by which it falls below, where it does recover at the same rate."""
 
@@ -45,7 +47,8 @@ class RateTooHighAtStart(Cause):
         certainty=Certainty.STRONG,
         title="The first updates run at full rate, without a warm-up, and the loss jumps up.",
         observes="The loss of the first updates against the very first, the rate of the first"
-        " update against its peak, and what the loss does afterwards. Quiet where the rate warms"
+        " update against its peak, and what the loss does afterwards; how far those updates threw"
+        " the weights. Quiet where the rate warms"
         " up, the loss stays high, or only one or two later batches do.",
         why="At random weights gradients are large and Adam has no statistics yet: a full step"
         " throws the weights to where learning is slow, or the loss is no longer finite.",
@@ -61,6 +64,8 @@ class RateTooHighAtStart(Cause):
             "bad-batch",
             "underfitting",
             "rate-too-high-late",
+            "labels-unrelated",
+            "vanishing-gradients",
         ),
     )
 
@@ -84,6 +89,8 @@ class RateTooHighAtStart(Cause):
             )
         if not signals.has_shape:
             return None
+        if (thrown := _thrown(signals)) is not None:
+            return thrown
         first = loss.values[1 : max(4, len(loss) // 20) + 1]
         noise = _noise_after(signals)
         if signals.begins_at_start:
@@ -129,6 +136,28 @@ class RateTooHighAtStart(Cause):
                 "rows": rows,
             },
         )
+
+
+def _thrown(signals: Signals) -> Verdict | None:
+    """Weights that the first updates, at full rate, threw to twice their norm and more, and none
+    after them has moved as far. Where nothing was learnt at a rate that is kept, it is all of it."""
+    times = signals.weights_were_thrown
+    if times is None or signals.starts_at_full_rate is not True:
+        return None
+    if signals.relative_drop < LEARNT and signals.rate_is_kept:
+        return None
+    loss = signals.loss
+    return Verdict(
+        f"The first updates, at full rate, threw the weights to {times:.3g} times their norm; they"
+        f" have stood there since. The loss went from {signals.initial:.4g} to {loss.end:.4g}.",
+        weight=0.88,
+        evidence={
+            "weight_norm_growth_early": times,
+            "weight_norm_growth": signals.weight_growth,
+            "first_loss": signals.initial,
+            "last_loss": loss.end,
+        },
+    )
 
 
 def _first_update_kicks(signals: Signals, initial: float, noise: float) -> bool:

@@ -18,6 +18,10 @@ GAINED = 0.2
 """Share of its level that the loss still comes down over the last half at most."""
 FITTING = 0.35
 """The same, of a run that is fitting its data still."""
+HELD_BACK = 0.9
+"""Times their first norm that weights have at the end which decay has shrunk."""
+CALM = 0.01
+"""Share of their level by which evaluations bend, at most, of weights that grow in peace."""
 STANDS = 0.05
 """Share of what the validation loss gained that was to come in the second half at most."""
 
@@ -65,7 +69,8 @@ class RateTooHighLate(Cause):
         stalled = (loss.level(0.55, 0.75) - loss.level(0.8, 1.0)) / drop
         half = (loss.level(0.3, 0.5) - loss.level(0.8, 1.0)) / drop
         growth, jitter = signals.weight_growth, signals.validation_jitter
-        far = growth is not None and growth > 4
+        calm = len(signals.validation) > 4 and signals.validation_sway < CALM
+        far = growth is not None and growth > 4 and not calm
         bouncing = (jitter > BOUNCE and _halves(signals) < FITTING) or _sways(signals)
         bouncing = bouncing or _stands_and_sways(signals)
         most = 0.2 if far else 0.1
@@ -115,4 +120,7 @@ def _stands_and_sways(signals: Signals) -> bool:
     """Whether evaluations have come to a standstill, and go up and down by more than the little
     that a run at its floor does: on the scale of their level, and of all that was gained."""
     sways = signals.validation_sway > SWAY / 15 and signals.validation_jitter > BOUNCE / 4
+    # Weights that decay holds back are where the two are in balance, and sway a little there.
+    if signals.weight_growth is not None and signals.weight_growth < HELD_BACK:
+        return False
     return sways and abs(_halves(signals)) < GAINED and signals.validation_left < STANDS

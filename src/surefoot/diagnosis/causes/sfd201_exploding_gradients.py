@@ -22,8 +22,16 @@ GROWTH = 8.0
 STEEP = 50.0
 """Relative change of the first loss for one of the weights: with weights in scale it is a few, in a
 deep network some tens."""
+STEEPER = 3 * STEEP
+"""The same, where nothing else is odd but how large the gradients are, and stay."""
+LARGE = 15.0
+"""Gradient norm over the first loss that is so."""
 UNSTEADY = 2.0
 """Factor between the norms of neighbouring batches, in the median."""
+TIMES_A_GUESS = 2.5
+"""Times the loss of a guess with which no run in scale begins."""
+MANY_TOKENS = 50_000
+"""Size of a vocabulary that nobody told."""
 FIRST = 20
 """Rows, or a tenth of the run, for which it is looked at."""
 
@@ -90,9 +98,9 @@ class ExplodingGradients(Cause):
         if (at_once := _out_of_scale(signals)) is not None:
             return Verdict(
                 f"Before any weight had moved, the gradient norm was {gradient.values[0]:.3g}: a"
-                f" change of the weights by 1 % is one of the loss by {at_once:.0f} %, and it"
-                f" differs by factors from batch to batch (the highest is"
-                f" {gradient.values.max():.3g}).",
+                f" change of the weights by 1 % is one of the loss by {at_once:.0f} %. The loss"
+                f" begins at {signals.loss.values[0]:.4g}; the highest norm is"
+                f" {gradient.values.max():.3g}.",
                 weight=0.87,
                 evidence={
                     "first_grad_norm": float(gradient.values[0]),
@@ -111,8 +119,9 @@ class ExplodingGradients(Cause):
 
 
 def _out_of_scale(signals: Signals) -> float | None:
-    """The relative change of the very first loss for one of the weights, where that is far too much
-    and the gradient of each batch is another."""
+    """The relative change of the very first loss for one of the weights, where that is far too
+    much, and the gradient of each batch is another, the loss far above that of a guess, or the
+    gradient as large to the end."""
     loss, gradient = signals.loss, signals.gradient
     if not signals.begins_at_start or not signals.weights_known_from_start or loss.values[0] <= 0:
         return None
@@ -120,7 +129,17 @@ def _out_of_scale(signals: Signals) -> float | None:
     steep = float(gradient.values[0]) * weights / float(loss.values[0])
     norms = np.log(np.maximum(gradient.values[: max(FIRST, len(gradient) // 10)], 1e-30))
     unsteady = float(np.median(np.abs(np.diff(norms)))) > np.log(UNSTEADY)
-    return steep if steep > STEEP and unsteady else None
+    stays = float(np.median(gradient.values)) > LARGE * float(loss.values[0])
+    stays = stays and steep > STEEPER
+    return steep if steep > STEEP and (unsteady or stays or _is_no_guess(signals)) else None
+
+
+def _is_no_guess(signals: Signals) -> bool:
+    """Whether a loss over classes, or a vocabulary, begins at several times that of a guess."""
+    classes = signals.num_classes or (MANY_TOKENS if signals.is_language else None)
+    if classes is None:
+        return False
+    return float(signals.loss.values[0]) > TIMES_A_GUESS * float(np.log(classes))
 
 
 def _beyond_the_loss(signals: Signals, found: list[int]) -> list[int]:

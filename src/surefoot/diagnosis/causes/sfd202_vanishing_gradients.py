@@ -16,6 +16,8 @@ LOST = 0.2
 """The same, where all that was learnt is lost again."""
 STILL = 0.005
 """Noise over level of such a loss."""
+GUESSING = 0.05
+"""Accuracy, from 0 for a guess to 1, of a model that has learnt nothing."""
 STUCK = 1e-3
 """Share of their norm by which weights have moved that no gradient reaches."""
 TINY = 0.2
@@ -70,7 +72,9 @@ class VanishingGradients(Cause):
         )
         unsure = max(0.1 * signals.initial, 3 * signals.initial_error)
         high = 0.5 * signals.initial < loss.end < signals.initial + unsure
-        if not (still and high):
+        # A first loss of any size says nothing where the answers are a guess's to the end.
+        guesses = signals.skill is not None and signals.skill < GUESSING
+        if not still or not (high or (guesses and loss.end < signals.initial + unsure)):
             return None
         evidence = {
             "last_grad_norm": late,

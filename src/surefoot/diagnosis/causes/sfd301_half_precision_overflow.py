@@ -45,6 +45,9 @@ class HalfPrecisionOverflow(Cause):
             "vanishing-gradients",
             "bad-batch",
             "gradients-not-cleared",
+            "weights-do-not-move",
+            "rate-too-low",
+            "labels-unrelated",
         ),
     )
 

@@ -28,7 +28,8 @@ VOCABULARY = 20
 MANY_TOKENS = 0.08
 """Noise over level, at most, of a loss over the tokens of a batch."""
 AT_REST = 0.02
-"""Share of their norm by which weights move at most, once frequencies are learnt."""
+"""Share of their norm by which weights grow at most, once frequencies are learnt; decay may shrink
+them."""
 SAME = 1e-4
 """Spread of the accuracies, at most, of a model that gives one answer to all."""
 NOT_GOOD = 0.9
@@ -143,7 +144,7 @@ def _settles_at_frequencies(signals: Signals) -> bool:
     rate = signals.rate
     early = not len(rate) or rate.part(0, 0.25).sum() < 0.5 * rate.values.sum()
     later = weights[len(weights) // 4 :]
-    rests = len(later) > 5 and float(np.ptp(later)) < AT_REST * float(later[0])
+    rests = len(later) > 5 and float(later.max()) < (1 + AT_REST) * float(later[0])
     if not early or not (rests or (not len(weights) and not len(signals.validation))):
         return False
     stands = abs(loss.level(0.25, 0.5) - loss.level(0.75, 1)) < 3 * loss.standard_error(0.25)

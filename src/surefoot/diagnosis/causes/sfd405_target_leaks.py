@@ -14,6 +14,8 @@ LITTLE = 0.05
 """Share of the first loss that no honest language model gets below."""
 MANY = 16
 """Classes from which on nobody comes that low on samples seen once, such as characters."""
+SYMBOLS = 40
+"""Size of a vocabulary below which it is none of a language."""
 MOST = 1_000_000
 """Classes above which a first loss is none of a guess."""
 NOTHING = 0.01
@@ -91,6 +93,8 @@ def _is_copied(signals: Signals) -> bool:
     known_new = len(epochs) > 0 and epochs.max() <= 1
     if _trains_alone(signals) or (known_new and _on_new_samples(signals)):
         return True
+    if signals.num_classes is not None and signals.num_classes < SYMBOLS:
+        return False  # Sorting, copying, counting: tasks without noise, which can be learnt.
     if not signals.is_language:
         return known_new and len(validation) > 0 and last < LITTLE * signals.initial
     # What was seen often may be known by heart, and nothing says that it is not.

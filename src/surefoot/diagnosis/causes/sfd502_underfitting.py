@@ -30,7 +30,7 @@ TOGETHER = 0.12
 learns nothing by heart, one that has come to the noise of its labels does."""
 GOOD = 0.8
 """Accuracy from which on a loss is not high."""
-SKILLED = 0.35
+SKILLED = 0.45
 """Accuracy, from 0 for a guess to 1, of a model that has learnt what noisy labels hold."""
 GOOD_OF_MANY = 0.2
 """The same among many classes: characters cannot be foretold much better."""
@@ -77,7 +77,7 @@ class Underfitting(Cause):
         most = STALLED / KEPT if signals.rate_is_kept else STALLED
         if _guesses_on(signals):
             most = STALLED_HIGH
-        stalled = abs(signals.validation_left) < most and train < 2 * STALLED
+        stalled = -TOGETHER < signals.validation_left < most and train < 2 * STALLED
         if not stalled or abs(gap) > TOGETHER or signals.validation_jitter > 0.02:
             return None
         return Verdict(
