@@ -60,6 +60,7 @@ def test_hard_batches_of_a_low_loss_are_no_explosion(with_the_loss: bool) -> Non
 def test_weights_out_of_scale_are_seen_before_they_move(scale: float, unsteady: bool) -> None:
     """A steep first loss alone is that of a large model."""
     norm = scale * np.where(STEPS % 2, 3.0 if unsteady else 1.2, 1.0)
+    norm = norm if unsteady else norm * falling(1.0, 0.02, 15)
     columns = {"loss": falling(3.0, 1.8) + noise(0.03), "lr": cosine(), "grad_norm": norm}
     columns["weight_norm"] = 10.0 + 0.001 * STEPS
     found = examined(columns)
@@ -384,3 +385,88 @@ def test_a_gradient_may_be_lost_on_its_way_through_the_layers(
     layers = {"grad_norm/first": lowest * norm, "grad_norm/head": norm}
     rows = {"loss": LOG_10 + noise(0.02), "lr": cosine(), "grad_norm": norm, **layers}
     assert (first(examined(rows)) == "vanishing-gradients") is (cause is not None)
+
+
+@pytest.mark.parametrize("growth", [1.4, 3.0])
+@pytest.mark.parametrize("learns", [True, False])
+def test_weights_thrown_by_the_first_updates(learns: bool, growth: float) -> None:
+    """At a rate that is kept and with nothing learnt, it is too high for all of the run."""
+    weights = 10.0 * (1 + (growth - 1) * (1 - np.exp(-STEPS / 4.0)))
+    loss = (falling(2.3, 1.1) if learns else np.full(COUNT, 2.3)) + noise(0.03)
+    loss[1:4] = 9.0 if growth > 2 else 2.3
+    rate = cosine(0.1) if learns else np.full(COUNT, 0.1)
+    found = first(examined({"loss": loss, "lr": rate, "weight_norm": weights}))
+    if growth < 2:
+        assert found == (None if learns else "labels-unrelated")
+    else:
+        assert found == ("rate-too-high-at-start" if learns else "rate-too-high")
+
+
+@pytest.mark.parametrize("sway", [0.0, 0.1])
+def test_weights_that_grow_in_peace_have_not_run_away(sway: float) -> None:
+    """Small weights grow manifold at any rate; if the rate is too high, evaluations tell."""
+    loss = falling(4.5, 2.7, 30) + noise(0.05)
+    validation = {n: 2.7 + sway * (-1) ** (n // 20) for n in range(59, COUNT, 20)}
+    columns = {"loss": loss, "lr": np.full(COUNT, 1e-2), "weight_norm": 3 + 0.05 * STEPS}
+    found = first(examined(columns, validation=validation))
+    assert (found in ("rate-too-high-late", "rate-too-high")) is (sway > 0)
+
+
+@pytest.mark.parametrize("symbols", [18, 96])
+def test_a_task_of_few_symbols_may_have_no_noise(symbols: int) -> None:
+    """Sorting can be learnt; no text can be foretold to the last letter."""
+    loss = falling(math.log(symbols), 0.002, 20)
+    facts = {"task": "generation", "num_classes": symbols}
+    validation = {n: float(loss[n]) for n in range(19, COUNT, 20)}
+    found = examined({"loss": loss, "lr": cosine()}, validation=validation, facts=facts)
+    assert first(found) == (None if symbols == 18 else "target-leaks")
+
+
+def test_where_every_update_overflows_nothing_moves() -> None:
+    columns = {
+        "loss": 4.5 + noise(0.01),
+        "lr": cosine(),
+        "grad_norm": np.full(COUNT, np.inf),
+        "weight_norm": np.full(COUNT, 19.0),
+        "loss_scale": np.full(COUNT, 2.0**17),
+    }
+    found = examined(columns, facts={"precision": "fp16"})
+    assert [finding.slug for finding in found.findings] == ["half-precision-overflow"]
+
+
+@pytest.mark.parametrize("frequencies", [True, False])
+def test_weights_that_only_decay_learn_nothing(frequencies: bool) -> None:
+    loss = falling(4.6, 3.1, 8) + noise(0.08)
+    weights = 20 - 0.002 * STEPS if frequencies else 20 + 0.01 * STEPS
+    columns = {"loss": loss, "lr": cosine(), "weight_norm": weights}
+    validation = {n: 3.1 for n in range(39, COUNT, 20)}
+    found = examined(columns, validation=validation, facts={"num_classes": 96})
+    assert (first(found) == "labels-unrelated") is frequencies
+
+
+@pytest.mark.parametrize("rests", [True, False])
+def test_a_mean_that_was_found_at_once_is_all_that_a_dead_network_learns(rests: bool) -> None:
+    """With squared errors of one-hot answers a first loss of any size falls to their variance."""
+    loss = falling(0.26, 0.09, 2) + noise(0.001)
+    columns = {
+        "loss": loss,
+        "lr": np.full(COUNT, 0.5),
+        "grad_norm": 0.005 + falling(0.27, 0.0, 2),
+        "weight_norm": 13 + (1e-4 if rests else 0.01) * STEPS,
+    }
+    validation = {n: 0.09 for n in range(9, COUNT, 10)}
+    accuracy = {n: 0.10 + 0.02 * (n % 20 == 9) for n in validation}
+    found = examined(columns, validation=validation, accuracy=accuracy, facts={"num_classes": 10})
+    assert (first(found) == "vanishing-gradients") is rests
+
+
+@pytest.mark.parametrize("steady", [20.0, 2.0])
+def test_gradients_out_of_scale_to_the_end_explode_without_a_spike(steady: float) -> None:
+    columns = {
+        "loss": 1.8 + noise(0.05),
+        "lr": np.full(COUNT, 3e-4),
+        "grad_norm": steady * 1.8 * np.exp(noise(0.2)),
+        "weight_norm": 30.0 + 1e-4 * STEPS,
+    }
+    found = first(examined(columns, facts={"num_classes": 6}))
+    assert (found == "exploding-gradients") is (steady == 20.0)

@@ -295,8 +295,7 @@ class Signals:
 
     @cached_property
     def weights_were_thrown(self) -> float | None:
-        """Times their norm to which the weights grew within the first updates, where they did so
-        for good and have stood since; None where they did not."""
+        """Times their norm to which the first updates threw the weights, if they stand there."""
         norms = self.recording["weight_norm"].finite
         if len(norms) < 5 or norms.values[0] <= 0 or not self.weights_known_from_start:
             return None

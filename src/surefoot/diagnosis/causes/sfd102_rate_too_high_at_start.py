@@ -140,7 +140,8 @@ class RateTooHighAtStart(Cause):
 
 def _thrown(signals: Signals) -> Verdict | None:
     """Weights that the first updates, at full rate, threw to twice their norm and more, and none
-    after them has moved as far. Where nothing was learnt at a rate that is kept, it is all of it."""
+    after them has moved as far. Where nothing was learnt at a rate that is kept, it is the rate of
+    the whole run."""
     times = signals.weights_were_thrown
     if times is None or signals.starts_at_full_rate is not True:
         return None

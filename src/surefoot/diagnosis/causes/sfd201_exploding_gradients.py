@@ -26,12 +26,16 @@ STEEPER = 3 * STEEP
 """The same, where nothing else is odd but how large the gradients are, and stay."""
 LARGE = 15.0
 """Gradient norm over the first loss that is so."""
+AT_ONCE = 3
+"""Rows before the first that is not finite, of a run that began out of scale."""
 UNSTEADY = 2.0
 """Factor between the norms of neighbouring batches, in the median."""
 TIMES_A_GUESS = 2.5
 """Times the loss of a guess with which no run in scale begins."""
 MANY_TOKENS = 50_000
 """Size of a vocabulary that nobody told."""
+FALLEN = 0.1
+"""Median of the early norms over the first: one that is lower has vanished."""
 FIRST = 20
 """Rows, or a tenth of the run, for which it is looked at."""
 
@@ -65,11 +69,15 @@ class ExplodingGradients(Cause):
             "underfitting",
             "validation-differs",
             "vanishing-gradients",
+            "rate-too-high-at-start",
+            "non-finite-loss-function",
         ),
     )
 
     def look(self, signals: Signals) -> Verdict | None:
         gradient = signals.gradient
+        if (overflows := _overflows_at_once(signals)) is not None:
+            return overflows
         if len(gradient) < 20 or not signals.has_shape:
             return None
         found = _beyond_the_loss(signals, spikes(gradient.series, SPIKE))
@@ -101,7 +109,8 @@ class ExplodingGradients(Cause):
                 f" change of the weights by 1 % is one of the loss by {at_once:.0f} %. The loss"
                 f" begins at {signals.loss.values[0]:.4g}; the highest norm is"
                 f" {gradient.values.max():.3g}.",
-                weight=0.87,
+                # No rate has made it so.
+                weight=0.92,
                 evidence={
                     "first_grad_norm": float(gradient.values[0]),
                     "relative_change_of_loss": at_once,
@@ -118,6 +127,22 @@ class ExplodingGradients(Cause):
         return None
 
 
+def _overflows_at_once(signals: Signals) -> Verdict | None:
+    """A first loss many times that of a guess, and nothing finite after the first updates."""
+    broke = signals.broke_at
+    if broke is None or not len(signals.loss) or not _is_no_guess(signals):
+        return None
+    if len(signals.before_row("loss", broke)) > AT_ONCE:
+        return None
+    step, first = signals.step_of_row(broke), float(signals.loss.values[0])
+    return Verdict(
+        f"The loss begins at {first:.4g}, many times that of a guess, and at step {step} gradients"
+        " are no longer finite: the weights were out of scale before the first update.",
+        weight=0.9,
+        evidence={"first_loss": first, "step": step},
+    )
+
+
 def _out_of_scale(signals: Signals) -> float | None:
     """The relative change of the very first loss for one of the weights, where that is far too
     much, and the gradient of each batch is another, the loss far above that of a guess, or the
@@ -125,10 +150,14 @@ def _out_of_scale(signals: Signals) -> float | None:
     loss, gradient = signals.loss, signals.gradient
     if not signals.begins_at_start or not signals.weights_known_from_start or loss.values[0] <= 0:
         return None
+    if signals.weights_were_thrown is not None:
+        return None
     weights = float(signals.recording["weight_norm"].finite.values[0])
     steep = float(gradient.values[0]) * weights / float(loss.values[0])
-    norms = np.log(np.maximum(gradient.values[: max(FIRST, len(gradient) // 10)], 1e-30))
-    unsteady = float(np.median(np.abs(np.diff(norms)))) > np.log(UNSTEADY)
+    early = gradient.values[: max(FIRST, len(gradient) // 10)]
+    factor = float(np.median(np.abs(np.diff(np.log(np.maximum(early, 1e-30))))))
+    # One that falls to nothing differs by factors, too.
+    unsteady = factor > np.log(UNSTEADY) and np.median(early) > FALLEN * early[0]
     stays = float(np.median(gradient.values)) > LARGE * float(loss.values[0])
     stays = stays and steep > STEEPER
     return steep if steep > STEEP and (unsteady or stays or _is_no_guess(signals)) else None

@@ -16,8 +16,12 @@ LOST = 0.2
 """The same, where all that was learnt is lost again."""
 STILL = 0.005
 """Noise over level of such a loss."""
-GUESSING = 0.05
+GUESSING = 0.1
 """Accuracy, from 0 for a guess to 1, of a model that has learnt nothing."""
+MEAN_FOUND = 0.06
+"""Gradient norm of the later part over that of the first updates, where they found a mean."""
+AT_REST = 0.02
+"""Share of their norm by which weights move at most that get no gradient."""
 STUCK = 1e-3
 """Share of their norm by which weights have moved that no gradient reaches."""
 TINY = 0.2
@@ -82,12 +86,18 @@ class VanishingGradients(Cause):
             "last_loss": loss.end,
             "sensitivity": sensitivity,
         }
+        if guesses and _rests(signals):
+            # The first updates have found the mean of all answers, and nothing after them.
+            highest = max(highest, float(np.median(gradient.values[:3])))
+            learnt_mean = late < MEAN_FOUND * highest
+        else:
+            learnt_mean = False
         fell = late < (QUIET if loss.noise < STILL * loss.end else FALLEN) * highest
         tiny = sensitivity < TINY if sensitivity is not None else late < TINY / 20 * abs(loss.end)
         learnt = loss.lowest < 0.85 * signals.initial and loss.end > 0.93 * signals.initial
         if learnt and loss.noise < 0.01 * loss.end:
             fell = late < LOST * highest
-        if fell or late == 0.0:
+        if fell or learnt_mean or late == 0.0:
             return Verdict(
                 f"The gradient norm fell from {highest:.3g} to {late:.3g} while the loss stays at"
                 f" {loss.end:.4g} (first {signals.initial:.4g}).",
@@ -115,3 +125,13 @@ class VanishingGradients(Cause):
                 evidence=evidence,
             )
         return None
+
+
+def _rests(signals: Signals) -> bool:
+    """Whether the weights, and the evaluations, have hardly moved since the first tenth."""
+    norms, values = signals.recording["weight_norm"].finite.values, signals.validation.values
+    later = norms[len(norms) // 10 :]
+    if len(later) < 5 or len(values) < 5:
+        return False
+    stands = float(np.ptp(values[1:])) < 0.15 * abs(float(values[0]))
+    return stands and float(np.ptp(later)) < AT_REST * float(later[0])
