@@ -470,3 +470,21 @@ def test_gradients_out_of_scale_to_the_end_explode_without_a_spike(steady: float
     }
     found = first(examined(columns, facts={"num_classes": 6}))
     assert (found == "exploding-gradients") is (steady == 20.0)
+
+
+@pytest.mark.parametrize("begins", [2.2, 4.5])
+def test_a_gentle_fine_tuning_falls_in_a_line(begins: float) -> None:
+    loss = begins * (1 - 0.1 * STEPS / COUNT) + noise(0.03)
+    columns = {"loss": loss, "lr": np.full(COUNT, 1e-4), "weight_norm": 25 + 1e-4 * STEPS}
+    found = first(examined(columns, facts={"num_classes": 96}))
+    assert found == (None if begins == 2.2 else "rate-too-low")
+
+
+@pytest.mark.parametrize("begins", [4.5, 2.2])
+def test_no_batch_is_harder_than_a_guess(begins: float) -> None:
+    """One row far above log(C) right after the start is the doing of an update."""
+    loss = falling(begins, 1.9) + noise(0.05)
+    loss[2] = 8.7 if begins > 4 else 4.3
+    columns = {"loss": loss, "lr": cosine(0.5)}
+    found = first(examined(columns, facts={"num_classes": 96}))
+    assert found == ("rate-too-high-at-start" if begins == 4.5 else None)

@@ -157,3 +157,26 @@ def straightness(values: Floats) -> float:
     if len(values) < 3 or float(values.std()) == 0.0:
         return 0.0
     return float(np.corrcoef(np.arange(len(values)), values)[0, 1])
+
+
+def recent_growth(values: Floats) -> float:
+    """The largest of the last three values over the median of those before; 1 where it is no more
+    than they differ by."""
+    if len(values) < 4:
+        return float(values[-1] / values[0]) if len(values) > 1 and values[0] > 0 else 1.0
+    usual = float(np.median(values[:-3]))
+    width = max(spread(values[:-3][-50:]), 0.05 * abs(usual))
+    peak = float(values[-3:].max())
+    if usual <= 0 or peak < usual + 6 * width:
+        return 1.0
+    return peak / usual
+
+
+def spikes(series: Series, factor: float) -> list[int]:
+    """Positions of values more than `factor` times the median of those just before them."""
+    values = series.finite.values
+    usual = median_before(values)
+    with np.errstate(invalid="ignore"):
+        found = (usual > 0) & (values > factor * usual)
+    found[:5] = False
+    return [int(position) for position in np.flatnonzero(found)]

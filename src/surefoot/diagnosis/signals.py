@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from surefoot.diagnosis.curve import Curve, bend, median_before, ranks, spread, straightness
+from surefoot.diagnosis.curve import Curve, bend, ranks, recent_growth, spread, straightness
 from surefoot.diagnosis.recording import Floats, Recording, Series
 
 SHORTEST = 8
@@ -242,8 +242,8 @@ class Signals:
         peak = float(before.max()) if len(before) else 0.0
         return max(
             peak / self.initial if self.initial > 0 else 1.0,
-            _growth(before),
-            _growth(self.before_row("grad_norm", self.broke_at)) / 3,
+            recent_growth(before),
+            recent_growth(self.before_row("grad_norm", self.broke_at)) / 3,
         )
 
     @cached_property
@@ -393,6 +393,15 @@ class Signals:
         return None if self.accuracy is None else (self.accuracy - 1 / classes) / (1 - 1 / classes)
 
     @cached_property
+    def begins_trained(self) -> bool:
+        """Whether the first loss, or the first accuracy, is far better than a guess's."""
+        classes, accuracies = self.num_classes, self.accuracies
+        if classes is not None and self.initial < BETTER * math.log(classes):
+            return True
+        chance = 1 / (classes or 2)
+        return len(accuracies) > 0 and bool(accuracies[0] > chance + 0.3 * (1 - chance))
+
+    @cached_property
     def knows_more(self) -> bool:
         """Whether the run is known to do better than a guess: its flat loss is a good one."""
         classes, accuracy = self.num_classes, self.accuracy
@@ -477,24 +486,3 @@ class Signals:
 
 def _not_finite(series: Series) -> set[int]:
     return set(series.rows[~np.isfinite(series.values)].tolist())
-
-
-def _growth(values: Floats) -> float:
-    if len(values) < 4:
-        return float(values[-1] / values[0]) if len(values) > 1 and values[0] > 0 else 1.0
-    usual = float(np.median(values[:-3]))
-    width = max(spread(values[:-3][-50:]), 0.05 * abs(usual))
-    peak = float(values[-3:].max())
-    if usual <= 0 or peak < usual + 6 * width:
-        return 1.0
-    return peak / usual
-
-
-def spikes(series: Series, factor: float) -> list[int]:
-    """Positions of values more than `factor` times the median of those just before them."""
-    values = series.finite.values
-    usual = median_before(values)
-    with np.errstate(invalid="ignore"):
-        found = (usual > 0) & (values > factor * usual)
-    found[:5] = False
-    return [int(position) for position in np.flatnonzero(found)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from surefoot.core.finding import Certainty, Severity
@@ -31,6 +33,10 @@ KICK = 0.3
 """Share of the first loss by which it rises with the first update, or the second."""
 KICKED = 4.0
 """Times the first gradient norm that the gradient has then."""
+NEAR_GUESS = 0.1
+"""Share by which the first loss is off log(C) at most, where it is that of a guess."""
+WORSE = 1.5
+"""Times that above which it has gone wrong for sure."""
 LEARNT = 0.1
 """Share of the first loss by which it fell at least, where it is no matter of all the run."""
 RECOVERED = 0.2
@@ -107,7 +113,7 @@ class RateTooHighAtStart(Cause):
         kicked = signals.starts_at_full_rate is True and _first_update_kicks(
             signals, initial, noise
         )
-        if not (lasts or far or kicked):
+        if not (lasts or far or kicked or _is_worse_than_a_guess(signals, peak)):
             return None
         if signals.gradients_explode_at_once and hump < 10 * loss.noise:
             return None
@@ -168,6 +174,14 @@ def _first_update_kicks(signals: Signals, initial: float, noise: float) -> bool:
         return False
     peak = float(loss[1:3].max()) - initial
     return peak > max(KICK * abs(initial), 8 * noise) and gradient[1:3].max() > KICKED * gradient[0]
+
+
+def _is_worse_than_a_guess(signals: Signals, peak: float) -> bool:
+    """Whether a loss that begins at log(C) is soon far above it: no batch is so hard to guess."""
+    if signals.num_classes is None or signals.starts_at_full_rate is not True:
+        return False
+    guess = math.log(signals.num_classes)
+    return abs(float(signals.loss.values[0]) / guess - 1) < NEAR_GUESS and peak > WORSE * guess
 
 
 def _gradients_grow(signals: Signals, growth: float) -> bool | None:

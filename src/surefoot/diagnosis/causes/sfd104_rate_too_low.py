@@ -80,6 +80,8 @@ class RateTooLow(Cause):
                 weight=0.85,
                 evidence=evidence,
             )
+        if signals.begins_trained:
+            return None  # A gentle fine-tuning falls as straight.
         line = straightness(loss.smooth)
         first = loss.level(0.1, 0.2) - loss.level(0.45, 0.55)
         second = loss.level(0.45, 0.55) - loss.level(0.9, 1.0)

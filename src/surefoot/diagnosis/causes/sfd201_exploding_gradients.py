@@ -6,8 +6,8 @@ import numpy as np
 
 from surefoot.core.finding import Certainty, Severity
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Verdict
-from surefoot.diagnosis.curve import median_before
-from surefoot.diagnosis.signals import Signals, spikes
+from surefoot.diagnosis.curve import median_before, spikes
+from surefoot.diagnosis.signals import Signals
 
 SPIKE = 6.0
 """Times the median of the rows before."""
