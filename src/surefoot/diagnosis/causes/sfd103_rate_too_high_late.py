@@ -18,8 +18,8 @@ GAINED = 0.2
 """Share of its level that the loss still comes down over the last half at most."""
 FITTING = 0.35
 """The same, of a run that is fitting its data still."""
-HELD_BACK = 0.9
-"""Times their first norm that weights have at the end which decay has shrunk."""
+WENT = 2.0
+"""Times their norm to which weights have grown at least whose little sway tells."""
 CALM = 0.01
 """Share of their level by which evaluations bend, at most, of weights that grow in peace."""
 STANDS = 0.05
@@ -120,7 +120,7 @@ def _stands_and_sways(signals: Signals) -> bool:
     """Whether evaluations have come to a standstill, and go up and down by more than the little
     that a run at its floor does: on the scale of their level, and of all that was gained."""
     sways = signals.validation_sway > SWAY / 15 and signals.validation_jitter > BOUNCE / 4
-    # Weights that decay holds back are where the two are in balance, and sway a little there.
-    if signals.weight_growth is not None and signals.weight_growth < HELD_BACK:
+    # Of weights that have not gone far it is the noise of small batches.
+    if signals.weight_growth is not None and signals.weight_growth < WENT:
         return False
     return sways and abs(_halves(signals)) < GAINED and signals.validation_left < STANDS

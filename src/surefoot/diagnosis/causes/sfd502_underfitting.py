@@ -28,6 +28,8 @@ labels."""
 TOGETHER = 0.12
 """Share of the way by which train and validation loss differ at most: a model that is too small
 learns nothing by heart, one that has come to the noise of its labels does."""
+SWAYS = 0.02
+"""Share of the way, and half of it of their level, by which evaluations of weights at rest bend."""
 GOOD = 0.8
 """Accuracy from which on a loss is not high."""
 SKILLED = 0.45
@@ -77,8 +79,9 @@ class Underfitting(Cause):
         most = STALLED / KEPT if signals.rate_is_kept else STALLED
         if _guesses_on(signals):
             most = STALLED_HIGH
-        stalled = -TOGETHER < signals.validation_left < most and train < 2 * STALLED
-        if not stalled or abs(gap) > TOGETHER or signals.validation_jitter > 0.02:
+        stalled = -TOGETHER < signals.validation_left < most and train < max(2 * STALLED, most)
+        sways = signals.validation_jitter > SWAYS and signals.validation_sway > SWAYS / 2
+        if not stalled or abs(gap) > TOGETHER or sways:
             return None
         return Verdict(
             f"Train and validation loss stall together: {loss.level(0.45, 0.6):.4g} and {held:.4g}"
