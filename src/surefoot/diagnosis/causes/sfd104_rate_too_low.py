@@ -17,6 +17,8 @@ SHORT = 50
 """Updates in which no rate brings a run far."""
 STEADILY = -0.85
 """Straightness of a loss that has noise, and falls all the way."""
+BEFORE = 0.8
+"""What a line fell before it is looked at, over what it falls then, at most."""
 LITTLE = 0.12
 """Share of the first loss that a run comes down whose rate is too low, at most."""
 EVEN = 0.6
@@ -85,6 +87,9 @@ class RateTooLow(Cause):
         line = straightness(loss.smooth)
         first = loss.level(0.1, 0.2) - loss.level(0.45, 0.55)
         second = loss.level(0.45, 0.55) - loss.level(0.9, 1.0)
+        # Most of it in the first updates, and little by little since, is a curve, not a line.
+        if signals.initial - loss.level(0.1, 0.2) > BEFORE * (first + second):
+            return None
         clear = first + second > 4 * loss.standard_error()
         even = EVEN * first < second < first / EVEN
         straight = (line < -0.95 and even) or _straight_for_its_rate(signals)

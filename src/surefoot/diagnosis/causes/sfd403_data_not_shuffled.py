@@ -21,6 +21,11 @@ CUBIC = 12
 AGREE = 0.35
 """Correlation of the same places in two following epochs, at least."""
 
+ALIKE = 0.25
+"""Spread of an epoch's pattern over that of the largest, at least."""
+AGREE_ONCE = 0.6
+"""The same of two epochs alone: two stretches of a curve that learns may bend alike."""
+
 
 class DataNotShuffled(Cause):
     """The loss repeats a pattern each epoch: the data come in the same, sorted order."""
@@ -66,12 +71,15 @@ class DataNotShuffled(Cause):
         whole = [int(start) for start in starts if start + period <= len(values)]
         folds = [_without_trend(values[start : start + period]) for start in whole]
         folds = [fold for fold in folds if np.isfinite(fold).all() and fold.std() > 0]
+        # A pattern of the data is about as large in each; what is left of a curve's bends is not.
+        largest = max((float(fold.std()) for fold in folds), default=0.0)
+        folds = [fold for fold in folds if fold.std() > ALIKE * largest]
         if len(folds) < 2:
             return None
         pairs = [float(np.corrcoef(a, b)[0, 1]) for a, b in itertools.pairwise(folds)]
         agreement = float(np.median(pairs))
         freedom = period - _degree(period) - 1
-        bar = max(AGREE, SURE / (freedom * len(pairs)) ** 0.5)
+        bar = max(AGREE if len(pairs) > 1 else AGREE_ONCE, SURE / (freedom * len(pairs)) ** 0.5)
         if agreement < bar:
             return None
         profile = np.median(np.stack(folds), axis=0)

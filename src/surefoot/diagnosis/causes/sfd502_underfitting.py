@@ -81,7 +81,7 @@ class Underfitting(Cause):
             most = STALLED_HIGH
         stalled = -TOGETHER < signals.validation_left < most and train < max(2 * STALLED, most)
         sways = signals.validation_jitter > SWAYS and signals.validation_sway > SWAYS / 2
-        if not stalled or abs(gap) > TOGETHER or sways:
+        if not stalled or not -2 * TOGETHER < gap < TOGETHER or sways:
             return None
         return Verdict(
             f"Train and validation loss stall together: {loss.level(0.45, 0.6):.4g} and {held:.4g}"
