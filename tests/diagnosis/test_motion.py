@@ -1,4 +1,4 @@
-"""Weights that were thrown, that grow in peace or never move; gradients out of scale: look-alikes."""
+"""Weights that were thrown, grow in peace or never move, gradients out of scale: look-alikes."""
 
 from __future__ import annotations
 
