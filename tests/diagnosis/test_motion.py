@@ -136,3 +136,11 @@ def test_most_of_it_in_the_first_updates_is_no_line(at_first: bool) -> None:
     columns["weight_norm"] = 7 + 5e-4 * STEPS
     found = first(examined(columns, facts={"num_classes": 4}))
     assert found == (None if at_first else "rate-too-low")
+
+
+@pytest.mark.parametrize("differ", [0.002, 0.05])
+def test_a_task_may_have_its_noise_at_the_floor_of_a_softmax(differ: float) -> None:
+    """The floor for 8 classes is 1.274; pressed against it, batches hardly differ."""
+    columns = {"loss": falling(math.log(8), 1.29, 60) + noise(differ), "lr": np.full(COUNT, 1e-3)}
+    found = first(examined(columns, facts={"num_classes": 8, "task": "generation"}))
+    assert found == ("wrong-loss" if differ < 0.01 else None)

@@ -14,6 +14,10 @@ START = 0.03
 """Share by which the first rows differ where the loss has not left its start."""
 PRESSED = 0.01
 """Share of the floor by which a loss that has come to it is off, and its batches differ."""
+CLOSE = 0.1
+"""Share of the way that is left to the floor at most, where no accuracy tells."""
+ALIKE = 0.02
+"""Share of the floor by which batches differ at most there."""
 MANY = 10
 """Classes above which any first loss is near the logarithm of some number of them."""
 
@@ -132,7 +136,10 @@ def _after_softmax(signals: Signals) -> Verdict | None:
         return None
     near = (loss.end - floor) / max(signals.initial - floor, 1e-30)
     came_down = at_floor or signals.relative_drop > 0.1
-    if not stalls or near > 0.22 or not came_down:
+    # Where every answer is as sure as it can be, batches hardly differ; at the noise of a task
+    # that happens to lie there they do.
+    alike = loss.noise < ALIKE * floor
+    if not stalls or near > CLOSE or not alike or not came_down:
         return None
     return Verdict(
         f"The loss stalls at {loss.end:.4g}, just above {floor:.4g}, the floor of cross-entropy"
