@@ -62,7 +62,7 @@ demo: $(VENV)/.ready-demo
 	GOMP_SPINCOUNT=$${GOMP_SPINCOUNT:-10000} $(BIN)/surefoot train
 
 test: $(VENV)/.ready-test
-	$(BIN)/python -m pytest -q -n $(JOBS) -m "not gpu and not ranks_full and not slow"
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not gpu and not ranks_full and not slow"
 
 # Scripts under audit in processes of their own: every framework, recipe and way to end.
 test-slow: $(VENV)/.ready-test

@@ -37,6 +37,8 @@ NEAR_GUESS = 0.1
 """Share by which the first loss is off log(C) at most, where it is that of a guess."""
 WORSE = 1.5
 """Times that above which it has gone wrong for sure."""
+THROWN = 1.2
+"""Times the first loss that the first updates make of it, where they throw the weights."""
 LEARNT = 0.1
 """Share of the first loss by which it fell at least, where it is no matter of all the run."""
 RECOVERED = 0.2
@@ -154,6 +156,10 @@ def _thrown(signals: Signals) -> Verdict | None:
     if signals.relative_drop < LEARNT and signals.rate_is_kept:
         return None
     loss = signals.loss
+    # Small weights grow as fast at a good rate; then neither loss nor gradients jump.
+    early = float(loss.values[1 : max(4, len(loss) // 20) + 1].max())
+    if early < THROWN * abs(signals.initial):
+        return None
     return Verdict(
         f"The first updates, at full rate, threw the weights to {times:.3g} times their norm; they"
         f" have stood there since. The loss went from {signals.initial:.4g} to {loss.end:.4g}.",

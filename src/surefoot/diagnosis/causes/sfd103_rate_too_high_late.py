@@ -71,8 +71,10 @@ class RateTooHighLate(Cause):
         growth, jitter = signals.weight_growth, signals.validation_jitter
         calm = len(signals.validation) > 4 and signals.validation_sway < CALM
         far = growth is not None and growth > 4 and not calm
-        bouncing = (jitter > BOUNCE and _halves(signals) < FITTING) or _sways(signals)
-        bouncing = bouncing or _stands_and_sways(signals)
+        bouncing = jitter > BOUNCE and _halves(signals) < FITTING
+        # Of weights that have not gone far, a little sway is the noise of small batches.
+        if growth is None or growth > WENT:
+            bouncing = bouncing or _sways(signals) or _stands_and_sways(signals)
         most = 0.2 if far else 0.1
         if stalled > most or half > 1.5 * most + 0.05 or not (far or bouncing):
             return None
@@ -120,7 +122,4 @@ def _stands_and_sways(signals: Signals) -> bool:
     """Whether evaluations have come to a standstill, and go up and down by more than the little
     that a run at its floor does: on the scale of their level, and of all that was gained."""
     sways = signals.validation_sway > SWAY / 15 and signals.validation_jitter > BOUNCE / 4
-    # Of weights that have not gone far it is the noise of small batches.
-    if signals.weight_growth is not None and signals.weight_growth < WENT:
-        return False
     return sways and abs(_halves(signals)) < GAINED and signals.validation_left < STANDS

@@ -71,6 +71,9 @@ class Underfitting(Cause):
         many = math.log(FEW) < signals.initial
         if (signals.accuracy or 0.0) > (GOOD_OF_MANY if many else GOOD):
             return None
+        # Of right answers so many that wrong labels may be all that is left.
+        if signals.skill is not None and signals.skill > SKILLED:
+            return None
         drop = signals.initial - loss.end
         held = float(np.median(validation.part(0.4, 0.6)))
         last = float(np.median(validation.values[-2:]))
@@ -105,7 +108,5 @@ def _guesses_on(signals: Signals) -> bool:
     initial = signals.initial
     first = max(initial, float(signals.loss.values[0]))
     classes = signals.num_classes or math.exp(min(first, 20.0))
-    if signals.skill is not None and signals.skill > SKILLED:
-        return False
     few = 2.5 < classes < FEW and initial < 1.3 * math.log(classes) and not signals.is_language
     return few and signals.loss.end > HIGHER * initial
