@@ -103,9 +103,9 @@ def test_what_a_run_recorded_is_never_markup(tmp_path: Path) -> None:
 
 
 def test_a_long_run_keeps_its_spikes_and_stays_small(tmp_path: Path) -> None:
-    losses = [1.0] * 12_000
-    losses[5_345] = 777.0
-    losses[9_000] = float("nan")
+    losses = [1.0] * 30_000
+    losses[12_345] = 777.0
+    losses[20_000] = float("nan")
     path = make_folder(tmp_path / "run", losses=losses)
     text = page_of(path)
     assert_self_contained(text)

@@ -28,6 +28,8 @@ EARLY = 0.05
 """Share of the run in which too high a first rate throws the weights."""
 STOOD = 1.2
 """Times what they were then by which they grow later, at most."""
+STEADY = 0.01
+"""Share of their level by which evaluations bend, at most, of weights that grow in peace."""
 HALF = ("fp16", "float16", "half", "16-mixed", "16")
 
 
@@ -395,17 +397,17 @@ class Signals:
     @cached_property
     def begins_trained(self) -> bool:
         """Whether the first loss, or the first accuracy, is far better than a guess's."""
-        classes, accuracies = self.num_classes, self.accuracies
-        if classes is not None and self.initial < BETTER * math.log(classes):
-            return True
-        chance = 1 / (classes or 2)
-        return len(accuracies) > 0 and bool(accuracies[0] > chance + 0.3 * (1 - chance))
+        first = float(self.accuracies[0]) if len(self.accuracies) else None
+        return self._beats_a_guess(self.initial, first)
 
     @cached_property
     def knows_more(self) -> bool:
         """Whether the run is known to do better than a guess: its flat loss is a good one."""
-        classes, accuracy = self.num_classes, self.accuracy
-        if classes is not None and self.loss.end < BETTER * math.log(classes):
+        return self._beats_a_guess(self.loss.end, self.accuracy)
+
+    def _beats_a_guess(self, loss: float, accuracy: float | None) -> bool:
+        classes = self.num_classes
+        if classes is not None and loss < BETTER * math.log(classes):
             return True
         chance = 1 / (classes or 2)
         return accuracy is not None and accuracy > chance + 0.3 * (1 - chance)
@@ -462,6 +464,11 @@ class Signals:
         if len(values) < 3:
             return 0.0
         return bend(values) / max(abs(float(np.median(values))), 1e-30)
+
+    @property
+    def evaluations_are_steady(self) -> bool:
+        """Whether evaluations, if there are enough, hardly bend: the weights move in peace."""
+        return len(self.validation) > 4 and self.validation_sway < STEADY
 
     def train_around(self, step: float, rows: int = 0) -> float:
         """Level of the train loss at a step: the median of the rows just before it."""

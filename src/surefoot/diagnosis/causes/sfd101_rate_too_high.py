@@ -38,8 +38,6 @@ LITTLE_FOR_IT = 0.2
 """Share of the first loss by which it came down at most, where the weights ran away."""
 HALF = 0.5
 """The same, where they ran far."""
-PEACE = 0.01
-"""Share of their level by which evaluations bend, at most, of weights that grow in peace."""
 RAN_FAR = 8.0
 """Times their norm that is far."""
 LITTLE = 0.4
@@ -160,8 +158,9 @@ def _ran_away(signals: Signals, evidence: dict[str, float | None]) -> Verdict | 
         return None
     early = float(norms[: max(2, len(norms) // 4)].max() / norms[0])
     learnt = signals.relative_drop
-    calm = len(signals.validation) > 4 and signals.validation_sway < PEACE
-    if early < RAN or calm or not 0 < learnt < (HALF if early > RAN_FAR else LITTLE_FOR_IT):
+    if early < RAN or signals.evaluations_are_steady:
+        return None
+    if not 0 < learnt < (HALF if early > RAN_FAR else LITTLE_FOR_IT):
         return None
     return Verdict(
         f"The weights grew to {early:.3g} times their norm within the first quarter of the run; the"

@@ -97,9 +97,9 @@ class RateTooHighAtStart(Cause):
             )
         if not signals.has_shape:
             return None
-        if (thrown := _thrown(signals)) is not None:
-            return thrown
         first = loss.values[1 : max(4, len(loss) // 20) + 1]
+        if (thrown := _thrown(signals, float(first.max()))) is not None:
+            return thrown
         noise = _noise_after(signals)
         if signals.begins_at_start:
             is_lowest = loss.values[0] < first[:LASTING].min()
@@ -146,7 +146,7 @@ class RateTooHighAtStart(Cause):
         )
 
 
-def _thrown(signals: Signals) -> Verdict | None:
+def _thrown(signals: Signals, peak: float) -> Verdict | None:
     """Weights that the first updates, at full rate, threw to twice their norm and more, and none
     after them has moved as far. Where nothing was learnt at a rate that is kept, it is the rate of
     the whole run."""
@@ -157,8 +157,7 @@ def _thrown(signals: Signals) -> Verdict | None:
         return None
     loss = signals.loss
     # Small weights grow as fast at a good rate; then neither loss nor gradients jump.
-    early = float(loss.values[1 : max(4, len(loss) // 20) + 1].max())
-    if early < THROWN * abs(signals.initial):
+    if peak < THROWN * abs(signals.initial):
         return None
     return Verdict(
         f"The first updates, at full rate, threw the weights to {times:.3g} times their norm; they"

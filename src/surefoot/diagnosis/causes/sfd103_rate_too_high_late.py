@@ -20,8 +20,6 @@ FITTING = 0.35
 """The same, of a run that is fitting its data still."""
 WENT = 2.0
 """Times their norm to which weights have grown at least whose little sway tells."""
-CALM = 0.01
-"""Share of their level by which evaluations bend, at most, of weights that grow in peace."""
 STANDS = 0.05
 """Share of what the validation loss gained that was to come in the second half at most."""
 
@@ -69,8 +67,7 @@ class RateTooHighLate(Cause):
         stalled = (loss.level(0.55, 0.75) - loss.level(0.8, 1.0)) / drop
         half = (loss.level(0.3, 0.5) - loss.level(0.8, 1.0)) / drop
         growth, jitter = signals.weight_growth, signals.validation_jitter
-        calm = len(signals.validation) > 4 and signals.validation_sway < CALM
-        far = growth is not None and growth > 4 and not calm
+        far = growth is not None and growth > 4 and not signals.evaluations_are_steady
         bouncing = jitter > BOUNCE and _halves(signals) < FITTING
         # Of weights that have not gone far, a little sway is the noise of small batches.
         if growth is None or growth > WENT:
