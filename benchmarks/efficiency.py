@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 import surefoot
-from surefoot.assembly import Material, assemble, prepare_process
+from surefoot.assembly.run_parts import Material, assemble, prepare_process
 from surefoot.config.load import resolve_settings
 from surefoot.data.order import Cursor
 from surefoot.data.sources.datasets import as_source

@@ -24,41 +24,27 @@ LEVELS: Mapping[str, int] = {
     "parallel": 3,
     "state": 4,
     "engine": 5,
-    "trainer": 6,
-    "train_step": 6,
-    "build": 6,
     "assembly": 6,
-    "cadences": 6,
-    "data_sheet": 6,
-    "epilogue": 6,
-    "feeding": 6,
-    "materials": 6,
-    "out_of_memory": 6,
-    "placing": 6,
-    "promising": 6,
-    "readiness": 6,
-    "recording": 6,
-    "replaying": 6,
-    "rehearsing": 6,
-    "resuming": 6,
-    "running": 6,
-    "spending": 6,
-    "starting_point": 6,
-    "together": 6,
-    "trainable": 6,
-    "verify": 7,
-    "planning": 8,
-    "diagnosis": 9,
-    "tuning": 9,
-    "judge": 9,
-    "report": 10,
-    "cli": 11,
-    "__init__": 12,
-    "__main__": 12,
+    "judge": 7,
+    "diagnosis": 7,
+    "report": 8,
+    "run": 9,
+    "trainer": 10,
+    "train_step": 10,
+    "build": 10,
+    "verify": 11,
+    "planning": 12,
+    "preflight": 13,
+    "tuning": 13,
+    "cli": 14,
+    "__init__": 15,
+    "__main__": 15,
 }
 """Level of each room: a folder, or a module that stands alone beside the folders."""
 
 ROOT_FACE = "__init__"
+MAX_ROOMS = 28
+MAX_FLOORS = 13
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 80
 MAX_CONSTRUCTOR_ARGUMENTS = 8
@@ -185,9 +171,35 @@ def import_breaches(tree: Tree) -> list[str]:
         place = f"{link.source}:{link.line} imports {link.target}"
         if LEVELS[target] > LEVELS[source]:
             breaches.append(f"{place}: level {LEVELS[source]} must not import {LEVELS[target]}")
-        elif LEVELS[target] == LEVELS[source] and {source, target} & tree.folders:
-            breaches.append(f"{place}: folders of level {LEVELS[source]} do not import each other")
+        elif LEVELS[target] == LEVELS[source]:
+            breaches.append(f"{place}: rooms of level {LEVELS[source]} do not import each other")
     return breaches
+
+
+def floors(tree: Tree) -> dict[str, int]:
+    """Floor of each room: 0 where it imports no other room, else one above the highest of them."""
+    below: dict[str, set[str]] = {module.room: set() for module in tree.modules.values()}
+    for link in tree.imports():
+        source, target = link.source.partition(".")[0], link.target.partition(".")[0]
+        if source != target:
+            below[source].add(target)
+    found: dict[str, int] = {}
+    while len(found) < len(below):
+        ready = {room for room in below if room not in found and below[room] <= found.keys()}
+        if not ready:
+            return {}  # A circle of rooms, which the law names.
+        found |= {room: max((found[b] + 1 for b in below[room]), default=0) for room in ready}
+    return found
+
+
+def size_breaches(tree: Tree) -> list[str]:
+    """More rooms or floors than a reader can hold in mind."""
+    found = floors(tree)
+    num_floors = len(set(found.values()))
+    return [
+        *([f"{len(found)} rooms, at most {MAX_ROOMS}"] if len(found) > MAX_ROOMS else []),
+        *([f"{num_floors} floors, at most {MAX_FLOORS}"] if num_floors > MAX_FLOORS else []),
+    ]
 
 
 def cycles(tree: Tree) -> list[str]:
@@ -405,6 +417,7 @@ def all_breaches(tree: Tree) -> list[str]:
     step = tree.modules.get("engine.step")
     return [
         *import_breaches(tree),
+        *size_breaches(tree),
         *cycles(tree),
         *budget_breaches(tree),
         *inheritance_breaches(tree),

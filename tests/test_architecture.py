@@ -14,10 +14,13 @@ import surefoot
 from architecture import (
     MAX_CONSTRUCTOR_ARGUMENTS,
     MAX_FILE_LINES,
+    MAX_FLOORS,
     MAX_FUNCTION_LINES,
+    MAX_ROOMS,
     MAX_STEP_LINES,
     Tree,
     all_breaches,
+    size_breaches,
 )
 
 SOURCE = Path(surefoot.__file__).parent
@@ -75,7 +78,7 @@ def test_the_package_itself_loads_next_to_nothing() -> None:
 
 def test_what_compiles_nothing_loads_no_compiler() -> None:
     """It takes a second of each process that only reads weights or starts ranks."""
-    parts = "import surefoot.assembly, surefoot.state.foreign_reader, surefoot.cli.train"
+    parts = "import surefoot.assembly.run_parts, surefoot.state.foreign_reader, surefoot.cli.train"
     assert loaded_by(parts, ["torch._dynamo"]) == []
 
 
@@ -147,13 +150,26 @@ CLEAN = {
     "optim/ema.py": "",
     "engine/__init__.py": "",
     "engine/step.py": "from surefoot.optim import registry\ndef update(x):\n    if x: pass\n",
-    "trainer.py": "from surefoot.build import build_all\n",
+    "trainer.py": "from surefoot.engine.step import update\n",
     "build.py": "from surefoot.engine.step import update\ndef build_all(): pass\n",
 }
 
 
 def test_a_clean_tree_has_no_breach(write: Write) -> None:
     assert all_breaches(write(CLEAN)) == []
+
+
+def test_too_many_rooms_are_a_breach(write: Write) -> None:
+    rooms = {f"room{n}/__init__.py": "" for n in range(MAX_ROOMS)}
+    assert size_breaches(write(rooms)) == [f"{MAX_ROOMS + 1} rooms, at most {MAX_ROOMS}"]
+
+
+def test_too_many_floors_are_a_breach(write: Write) -> None:
+    stairs = {
+        f"room{n}/__init__.py": f"import surefoot.room{n - 1}\n" if n else ""
+        for n in range(MAX_FLOORS + 1)
+    }
+    assert size_breaches(write(stairs)) == [f"{MAX_FLOORS + 1} floors, at most {MAX_FLOORS}"]
 
 
 BAD_TREES: dict[str, tuple[dict[str, str], str]] = {
@@ -180,9 +196,9 @@ BAD_TREES: dict[str, tuple[dict[str, str], str]] = {
     ),
     "sideways": (
         {"data/__init__.py": "", "data/bad.py": "from surefoot.optim import ema\n"},
-        "folders of level 2 do not import each other",
+        "rooms of level 2 do not import each other",
     ),
-    "public face": ({"optim/bad.py": "import surefoot\n"}, "level 2 must not import 12"),
+    "public face": ({"optim/bad.py": "import surefoot\n"}, "level 2 must not import 15"),
     "room without a level": ({"misc/bad.py": ""}, "the room 'misc' has no level"),
     "cycle": (
         {
@@ -192,9 +208,9 @@ BAD_TREES: dict[str, tuple[dict[str, str], str]] = {
         },
         "cycle: core.a <-> core.b <-> core.c",
     ),
-    "cycle of root modules": (
+    "sideways at the root": (
         {"build.py": "from surefoot.trainer import x\ndef build_all(): pass\n"},
-        "cycle: build <-> trainer",
+        "rooms of level 10 do not import each other",
     ),
     "long file": ({"core/bad.py": "x = 1\n" * (MAX_FILE_LINES + 1)}, "501 lines"),
     "long function": (

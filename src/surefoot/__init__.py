@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from surefoot.core.reports import EvalReport, Event, Observer, StepReport
     from surefoot.data.collate import PaddingCollate
     from surefoot.data.sources.datasets import DatasetSource
-    from surefoot.running import RunResult
+    from surefoot.run.folder_run import RunResult
     from surefoot.sanitizer.session import audit
     from surefoot.tasks.classification import ClassificationTask
     from surefoot.tasks.generation import GenerationTask
@@ -67,7 +67,7 @@ _HOME_OF = {
     "Observer": "surefoot.core.reports",
     "PaddingCollate": "surefoot.data.collate",
     "RegressionTask": "surefoot.tasks.regression",
-    "RunResult": "surefoot.running",
+    "RunResult": "surefoot.run.folder_run",
     "StepReport": "surefoot.core.reports",
     "SurefootError": "surefoot.core.errors",
     "Task": "surefoot.tasks.task",

@@ -12,12 +12,16 @@ from pathlib import Path
 from rich.console import Console
 from torch import nn
 
-from surefoot import materials
-from surefoot.assembly import (
+from surefoot.assembly import material as materials
+from surefoot.assembly.checks import check_keepable, check_trainable
+from surefoot.assembly.loading import make_pace, make_plan
+from surefoot.assembly.material import Prepared, prepare_material
+from surefoot.assembly.run_parts import (
     Assembly,
     assemble,
     prepare_process,
 )
+from surefoot.assembly.update_parts import make_ledger
 from surefoot.config.building import make_schedule
 from surefoot.config.load import Resolved, load_recipe
 from surefoot.config.sections import Recipe
@@ -25,9 +29,6 @@ from surefoot.config.sections.optimizers import OptimizerSection
 from surefoot.core.counting import updates_in
 from surefoot.core.errors import RequestError
 from surefoot.core.schedules import Schedule, Undecided
-from surefoot.epilogue import finish_with_samples
-from surefoot.feeding import make_pace, make_plan
-from surefoot.materials import Prepared, prepare_material
 from surefoot.observe.run_folder import (
     CHECKPOINTS_NAME,
     RunFolder,
@@ -36,16 +37,15 @@ from surefoot.observe.run_folder import (
 )
 from surefoot.optim.ledger import ParameterLedger
 from surefoot.parallel.pipeline_schedule import PipelineOrder
-from surefoot.promising import check_contract
-from surefoot.readiness import check_keepable, check_trainable
-from surefoot.recording import config_of, has_begun, needed_bytes, train_in_folder
-from surefoot.resuming import Resumption, accept_differences
-from surefoot.running import RunResult
+from surefoot.run.contract import check_contract
+from surefoot.run.folder_run import RunResult
+from surefoot.run.rank_agreement import refuse_different_runs, take_folder
+from surefoot.run.resume_rules import Resumption, accept_differences
+from surefoot.run.session import config_of, has_begun, needed_bytes, train_in_folder
+from surefoot.run.text_samples import finish_with_samples
 from surefoot.state.checkpoint import newest_whole, read_checkpoint
 from surefoot.state.manifest import MANIFEST_NAME
 from surefoot.state.run_state import check_same_tensors, naming_state, weights_of
-from surefoot.together import refuse_different_runs, take_folder
-from surefoot.trainable import make_ledger
 
 
 def run_recipe(

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from surefoot.assembly import prepare_device
+from surefoot.assembly.run_parts import prepare_device
+from surefoot.assembly.task_layout import place_task
+from surefoot.assembly.update_parts import make_trainable
 from surefoot.config.building import make_schedule
 from surefoot.config.load import resolve_settings
 from surefoot.config.sections import Settings
@@ -24,15 +26,13 @@ from surefoot.engine.sum_check import refuse_a_mean
 from surefoot.engine.window import gather_window
 from surefoot.observe.events import EventKind
 from surefoot.parallel.layout import find_place
-from surefoot.placing import place_task
-from surefoot.resuming import BEGUN_FOR_KEY, Resumption, accept_differences
+from surefoot.run.resume_rules import BEGUN_FOR_KEY, Resumption, accept_differences
 from surefoot.state.checkpoint import newest_whole, write_checkpoint
 from surefoot.state.commit import put_back
 from surefoot.state.manifest import Manifest
 from surefoot.state.retention import clear_left
+from surefoot.tasks.given import as_task, checked_model
 from surefoot.tasks.task import FunctionTask, LossSum, Task, count_samples
-from surefoot.trainable import make_trainable
-from surefoot.trainer import as_task, checked_model
 
 SETTINGS_KEY = "settings"
 """In `about` of a checkpoint: all settings that it was trained with."""

@@ -9,20 +9,20 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from surefoot.assembly import Assembly, Material, assemble, prepare_process
+from surefoot.assembly.checks import check_keepable, check_trainable
+from surefoot.assembly.material import Prepared
+from surefoot.assembly.run_parts import Assembly, Material, assemble, prepare_process
 from surefoot.config.load import Resolved, resolve_settings
 from surefoot.config.sections import Settings
 from surefoot.config.yaml_text import read_yaml
-from surefoot.core.errors import ModelError, RequestError
+from surefoot.core.errors import RequestError
 from surefoot.core.reports import Observer
 from surefoot.data.sources.datasets import as_source
-from surefoot.materials import Prepared
 from surefoot.observe.run_folder import (
     CONFIG_NAME,
     MAX_NAME_LENGTH,
@@ -30,23 +30,16 @@ from surefoot.observe.run_folder import (
     read_config,
     run_and_checkpoint,
 )
-from surefoot.promising import check_contract
-from surefoot.readiness import check_keepable, check_trainable
-from surefoot.recording import needed_bytes, train_in_folder
-from surefoot.resuming import Resumption, accept_differences
-from surefoot.running import RunResult
+from surefoot.run.contract import check_contract
+from surefoot.run.folder_run import RunResult
+from surefoot.run.rank_agreement import refuse_different_runs, take_folder
+from surefoot.run.resume_rules import Resumption, accept_differences
+from surefoot.run.session import needed_bytes, train_in_folder
+from surefoot.tasks.given import MetricFunction, as_task, checked_model, with_metrics
 from surefoot.tasks.task import (
-    FunctionTask,
     LossSum,
-    MetricSums,
     Task,
-    Weight,
-    checked_metric,
 )
-from surefoot.together import refuse_different_runs, take_folder
-
-MetricFunction = Callable[[nn.Module, Any], tuple[Tensor, float | Tensor]]
-"""`(model, batch) -> (numerator, denominator)`, both sums over the batch."""
 
 
 class Trainer:
@@ -156,89 +149,6 @@ class Trainer:
     def _assemble(self) -> Assembly:
         prepare_process(self.resolved.config)
         return assemble(self._material, self.resolved.config)
-
-
-def as_task(task: Task | Callable[[nn.Module, Any], LossSum]) -> Task:
-    """The task itself, or the task of a plain loss that sums over the samples of a batch.
-
-    Raises:
-        RequestError: it is a class, a loss of torch's that knows no model, or cannot be called.
-    """
-    name = getattr(task, "__name__", type(task).__name__)
-    rule = "a task is one of surefoot.*Task, or a function loss(model, batch) -> sum"
-    if isinstance(task, type):
-        raise RequestError(
-            f"the task is the class {name}", rule=rule, remedy=f"call it: {name}(...)"
-        )
-    if isinstance(task, nn.Module) or not (callable(task) or isinstance(task, Task)):
-        raise RequestError(
-            f"the task is a {type(task).__name__}",
-            rule=rule,
-            remedy="take the task that fits, such as ClassificationTask(num_classes), or write a "
-            "function that calls the model and returns the loss summed over the batch",
-        )
-    return task if isinstance(task, Task) else FunctionTask(task)
-
-
-def checked_model(model: Any) -> nn.Module:
-    """The model, if it is one.
-
-    Raises:
-        RequestError: it is no module, such as a class that was not called.
-    """
-    if isinstance(model, nn.Module):
-        return model
-    is_class = isinstance(model, type)
-    raise RequestError(
-        f"the model is {'the class' if is_class else 'a'} "
-        f"{model.__name__ if is_class else type(model).__name__}",
-        rule="a model is a torch.nn.Module",
-        remedy=f"call it: {model.__name__}(...)" if is_class else "wrap it in a module",
-    )
-
-
-class TaskWithMetrics:
-    """A task with further metrics in its evaluation."""
-
-    def __init__(self, task: Task, metrics: Mapping[str, MetricFunction]) -> None:
-        self.task = task
-        self.metrics = dict(metrics)
-
-    @property
-    def unit(self) -> str:
-        return self.task.unit
-
-    @property
-    def deciding_metric(self) -> tuple[str, Any]:
-        return self.task.deciding_metric
-
-    def weight(self, batch: Any) -> Weight:
-        return self.task.weight(batch)
-
-    def loss_sum(self, model: nn.Module, batch: Any) -> LossSum:
-        return self.task.loss_sum(model, batch)
-
-    def metric_sums(self, model: nn.Module, batch: Any) -> MetricSums:
-        further = {
-            name: checked_metric(name, metric(model, batch))
-            for name, metric in self.metrics.items()
-        }
-        own = self.task.metric_sums(model, batch)
-        if taken := sorted(own.keys() & further.keys()):
-            raise ModelError(
-                f"a metric may not be called {taken[0]!r}",
-                where="metrics",
-                rule=f"the task has the metrics {', '.join(sorted(own))}",
-                remedy="rename the metric",
-            )
-        return {**own, **further}
-
-
-def with_metrics(task: Task, metrics: Mapping[str, MetricFunction]) -> Task:
-    """The task, with these metrics besides its own."""
-    if isinstance(task, FunctionTask):
-        return replace(task, metrics={**task.metrics, **metrics})
-    return TaskWithMetrics(task, metrics) if metrics else task
 
 
 def _sources(validation: Any) -> dict[str, Any]:

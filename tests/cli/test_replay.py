@@ -16,7 +16,7 @@ from surefoot.config.load import load_recipe, resolve_recipe
 from surefoot.core.errors import EXIT_REQUEST, NonFiniteError, RequestError
 from surefoot.observe.events import read_events
 from surefoot.observe.evidence import keep_batch, read_event
-from surefoot.replaying import BEGINNING, replay
+from surefoot.verify.replay import BEGINNING, replay
 
 MODULE = """
 import torch

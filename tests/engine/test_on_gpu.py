@@ -16,7 +16,7 @@ from surefoot.engine.loop import Loop
 from surefoot.models.gpt import GPT, GPTConfig
 from surefoot.observe.metrics_log import read_rows
 from surefoot.observe.metrics_schema import deterministic
-from surefoot.running import RunResult
+from surefoot.run.folder_run import RunResult
 from surefoot.state.checkpoint import list_checkpoints
 from surefoot.tasks.generation import GenerationTask
 from surefoot.trainer import Trainer

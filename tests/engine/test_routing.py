@@ -26,7 +26,7 @@ from surefoot.data.order import Cursor
 from surefoot.engine.routing import RouterTask, count_tokens, weight_of, with_routers
 from surefoot.models.moe import RoutedFeedForward, heard, routed_layers
 from surefoot.numerics.modes import untouched_statistics
-from surefoot.recording import exactness
+from surefoot.run.session import exactness
 from surefoot.tasks.generation import GenerationTask
 from surefoot.tasks.task import FunctionTask, main_weight, split_dependence
 from surefoot.train_step import TrainStep

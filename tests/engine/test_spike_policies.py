@@ -193,7 +193,7 @@ def test_a_spent_budget_stops_with_the_state_before_the_spike_on_disk(tmp_path: 
 def test_without_an_old_enough_checkpoint_the_run_fails_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("surefoot.starting_point.newest_whole", _none_left)
+    monkeypatch.setattr("surefoot.run.resume_point.newest_whole", _none_left)
     with pytest.raises(CheckpointError, match="no whole checkpoint"):
         train(tmp_path, **ROLL_BACK)
 

@@ -17,15 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from surefoot.assembly import Assembly, Material, assemble, prepare_process
+from surefoot.assembly.material import Prepared
+from surefoot.assembly.run_parts import Assembly, Material, assemble, prepare_process
 from surefoot.config.load import resolve_settings
 from surefoot.data.sources.datasets import as_source
-from surefoot.materials import Prepared
 from surefoot.observe.metrics_log import read_rows
 from surefoot.observe.metrics_schema import deterministic
 from surefoot.observe.run_folder import RunFolder
-from surefoot.recording import train_in_folder
-from surefoot.resuming import Resumption
+from surefoot.run.resume_rules import Resumption
+from surefoot.run.session import train_in_folder
 from surefoot.state.checkpoint import list_checkpoints
 from surefoot.tasks.task import FunctionTask
 from surefoot.verify.state_hash import piece_hashes

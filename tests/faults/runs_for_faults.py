@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot import Trainer
-from surefoot.running import RunResult
+from surefoot.run.folder_run import RunResult
 from surefoot.state.manifest import MANIFEST_NAME, seal
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -23,7 +23,7 @@ from faults.chains import (
     compare,
     differences,
 )
-from surefoot.assembly import Assembly
+from surefoot.assembly.run_parts import Assembly
 from surefoot.core.errors import RunFolderError
 from surefoot.state import run_state
 

@@ -14,8 +14,8 @@ from torch import nn
 
 import surefoot
 from faults.runs_for_faults import edit_json, fit
+from surefoot.assembly.material import refuse_other_than_modules
 from surefoot.core.errors import CheckpointError, RequestError, SurefootError
-from surefoot.materials import refuse_other_than_modules
 from surefoot.state import retention
 from surefoot.state.checkpoint import read_checkpoint
 from surefoot.state.manifest import digest, seal

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from faults.runs_for_faults import INPUTS, TARGETS, fit
-from surefoot import recording
 from surefoot.cli import main
 from surefoot.cli.failure import EXIT_INTERRUPTED
 from surefoot.observe.metrics_log import read_rows
 from surefoot.observe.metrics_schema import deterministic
+from surefoot.run import session as recording
 from surefoot.verify.state_hash import checkpoint_hash
 
 
@@ -57,7 +57,7 @@ def test_ctrl_c_outside_of_training_says_that_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("surefoot.config.load.load_recipe", interrupt)
-    assert main.run(["train", "diabetes-mlp"]) == EXIT_INTERRUPTED
+    assert main.invoke(["train", "diabetes-mlp"]) == EXIT_INTERRUPTED
     assert "interrupted" in capsys.readouterr().err
 
 
@@ -148,7 +148,7 @@ def test_a_stop_cuts_the_compilation_and_leaves_a_run_that_can_be_resumed(
 ) -> None:
     # The compiler itself is not what is looked at.
     monkeypatch.setattr(nn.Module, "compile", lambda self, **options: None)
-    monkeypatch.setattr("surefoot.assembly.check_loss", lambda *args: None)
+    monkeypatch.setattr("surefoot.assembly.run_parts.check_loss", lambda *args: None)
     began = time.monotonic()
     stopped = fit(tmp_path, Compiles(3, 1), train={"compile": "whole"})
     assert time.monotonic() - began < 50

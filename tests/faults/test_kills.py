@@ -10,7 +10,7 @@ import pytest
 
 from faults.trials import RECIPES, write_recipe
 from surefoot.config.load import load_recipe
-from surefoot.resuming import Tier
+from surefoot.run.resume_rules import Tier
 from surefoot.verify.resume_proof import OVERRIDES, prove_resume
 
 

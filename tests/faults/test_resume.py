@@ -24,7 +24,7 @@ from surefoot.core.errors import (
     RunFolderError,
 )
 from surefoot.observe.run_folder import RunFolder, find_begun_run
-from surefoot.recording import config_of
+from surefoot.run.session import config_of
 from surefoot.state.manifest import MANIFEST_NAME, read_manifest
 from surefoot.state.weights import start_from
 

@@ -17,7 +17,7 @@ from surefoot.cli import main as command
 from surefoot.core.errors import EXIT_DONE, CheckpointError
 from surefoot.observe.events import read_events
 from surefoot.observe.metrics_log import read_rows
-from surefoot.running import RunResult
+from surefoot.run.folder_run import RunResult
 from surefoot.state.checkpoint import list_checkpoints, step_of
 
 ANEW = ("metrics.jsonl",)

@@ -66,7 +66,7 @@ class RankPool:
 
     def __init__(self, size: int, on_gpus: bool = False) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["surefoot.assembly", "torch.distributed.fsdp"])
+        context.set_forkserver_preload(["surefoot.assembly.run_parts", "torch.distributed.fsdp"])
         self._folder = tempfile.TemporaryDirectory()
         self._cases = 0
         self._ends, self._processes = [], []

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from surefoot.assembly import Assembly, Material, assemble, prepare_process
+from surefoot.assembly.run_parts import Assembly, Material, assemble, prepare_process
 from surefoot.config.load import resolve_settings
 from surefoot.core.reports import StepReport
 from surefoot.data.order import Cursor

@@ -19,7 +19,7 @@ from surefoot.core.errors import RankError, RequestError
 from surefoot.data.order import Cursor
 from surefoot.parallel.mesh import AXES, COSTS, MeshSizes, resolve_sizes
 from surefoot.parallel.ranks import world_ranks
-from surefoot.together import refuse_differences
+from surefoot.run.rank_agreement import refuse_differences
 
 
 class CountingCollectives(TorchDispatchMode):

@@ -14,7 +14,7 @@ from torch._dynamo.backends.distributed import DDPOptimizer
 from parallel.checks import assert_alike
 from parallel.rank_pool import CaseFailed, RankPool
 from parallel.small_runs import Pictures, Recorder, Seen, assembled, settings_of, train
-from surefoot.assembly import Material, assemble, prepare_process
+from surefoot.assembly.run_parts import Material, assemble, prepare_process
 from surefoot.config.load import resolve_settings
 from surefoot.core.errors import ModelError
 from surefoot.data.order import Cursor

@@ -10,7 +10,7 @@ import torch
 
 from parallel.rank_pool import CaseFailed, RankPool
 from parallel.small_runs import VOCABULARY, Recorder, UnevenTexts, settings_of
-from surefoot.assembly import Material, assemble, prepare_process
+from surefoot.assembly.run_parts import Material, assemble, prepare_process
 from surefoot.config.load import resolve_settings
 from surefoot.core.plans import LLAMA_PLAN, plan_for
 from surefoot.data.order import Cursor

@@ -24,12 +24,12 @@ from parallel.small_runs import (
     small_gpt,
     train,
 )
-from surefoot.assembly import Material, assemble, prepare_process
+from surefoot.assembly.run_parts import Material, assemble, prepare_process
 from surefoot.config.load import resolve_settings
 from surefoot.data.order import Cursor
 from surefoot.data.sources.datasets import as_source
 from surefoot.parallel.sizes import ParameterSizes
-from surefoot.recording import parameter_sizes
+from surefoot.run.session import parameter_sizes
 from surefoot.tasks.generation import GenerationTask
 from surefoot.tasks.task import FunctionTask
 

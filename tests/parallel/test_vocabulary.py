@@ -23,11 +23,11 @@ from parallel.small_runs import (
 )
 from parallel.test_pipeline import all_layers
 from parallel.traffic import Traffic
+from surefoot.assembly.task_layout import place_task
 from surefoot.config.load import resolve_settings
 from surefoot.core.errors import RequestError
 from surefoot.parallel.mesh import MeshSizes
 from surefoot.parallel.vocabulary import cut_correct_sum, cut_cross_entropy_sum
-from surefoot.placing import place_task
 from surefoot.tasks.classification import ClassificationTask
 from surefoot.tasks.generation import GenerationTask
 from surefoot.tasks.losses import sequence_cross_entropy_sum

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from surefoot.cli.main import run as command
+from surefoot.cli.main import invoke as command
 from surefoot.core.errors import RequestError
 from surefoot.sanitizer.request import Request
 from surefoot.sanitizer.rules import all_rules

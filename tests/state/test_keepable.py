@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 import surefoot
-from surefoot.assembly import Assembly
+from surefoot.assembly.checks import check_keepable
+from surefoot.assembly.run_parts import Assembly
 from surefoot.build import run_recipe
 from surefoot.config.load import load_recipe
 from surefoot.core.errors import CheckpointError
-from surefoot.readiness import check_keepable
 
 INPUTS = torch.arange(64.0).reshape(16, 4) / 64
 DATA = (INPUTS, torch.arange(16) % 3)

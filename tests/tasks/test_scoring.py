@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from parallel.small_runs import settings_of, small_classifier, small_gpt, train
+from surefoot.assembly.task_layout import place_task
 from surefoot.config.load import resolve_settings
 from surefoot.core.errors import RequestError
 from surefoot.models.gpt import GPT
-from surefoot.placing import place_task
 from surefoot.tasks.classification import ClassificationTask
 from surefoot.tasks.generation import GenerationTask
 from surefoot.tasks.scoring import ChunkedScores

@@ -183,7 +183,7 @@ def _progress(session: Session) -> Iterator[Tell]:
 
 
 def _say_resume(session: Session, recipe: str, proof: ResumeProof) -> None:
-    from surefoot.resuming import Tier
+    from surefoot.run.resume_rules import Tier
 
     difference = proof.difference
     for kill in proof.kills:

@@ -86,7 +86,7 @@ def _root(
         typer.echo(context.get_help())
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
+def invoke(arguments: Sequence[str] | None = None) -> int:
     """Runs one invocation and returns its exit code; `arguments` default to the command line's."""
     session = Session()
     try:
@@ -110,4 +110,4 @@ def main() -> NoReturn:
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:
         sys.path.append(here)
-    raise SystemExit(run())
+    raise SystemExit(invoke())

@@ -26,8 +26,8 @@ def show_layout(
 
     It is built without the ranks and without memory; what would be refused there is refused here.
     """
+    from surefoot.assembly.layout_rehearsal import rehearse_layout
     from surefoot.config.load import load_recipe
-    from surefoot.rehearsing import rehearse_layout
 
     session: Session = context.obj
     found = rehearse_layout(load_recipe(recipe, overrides or []).recipe, ranks)

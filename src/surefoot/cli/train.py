@@ -112,7 +112,7 @@ def _replay(session: Session, event: Path) -> int:
     from surefoot.observe.evidence import read_event
 
     _recipe_of(read_event(event)[0])
-    from surefoot.replaying import replay
+    from surefoot.verify.replay import replay
 
     done = replay(event)
     session.answer({"exit_code": EXIT_DONE, "is_same": done.is_same, **vars(done)})

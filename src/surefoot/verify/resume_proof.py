@@ -21,7 +21,7 @@ from surefoot.core.errors import RequestError, SurefootError
 from surefoot.observe.metrics_log import read_rows
 from surefoot.observe.metrics_schema import deterministic
 from surefoot.observe.run_folder import CHECKPOINTS_NAME, METRICS_NAME
-from surefoot.resuming import Tier
+from surefoot.run.resume_rules import Tier
 from surefoot.state.checkpoint import list_checkpoints, newest_whole
 from surefoot.verify.children import child, error_of
 from surefoot.verify.state_hash import differing_pieces

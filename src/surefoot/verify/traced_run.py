@@ -21,15 +21,15 @@ from typing import Any, cast
 
 import xxhash
 
-from surefoot.assembly import Assembly
+from surefoot.assembly.run_parts import Assembly
 from surefoot.build import build_run
 from surefoot.config.load import load_recipe
 from surefoot.core.interruption import Cut
 from surefoot.data.batch import MicroBatch
 from surefoot.engine.evaluate import OpenSet
 from surefoot.observe.run_folder import RunFolder
-from surefoot.recording import config_of, train_in_folder
-from surefoot.resuming import Resumption
+from surefoot.run.resume_rules import Resumption
+from surefoot.run.session import config_of, train_in_folder
 from surefoot.verify.children import write_error
 from surefoot.verify.state_hash import piece_hashes
 

@@ -23,16 +23,16 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from surefoot.assembly import Assembly, Material, assemble, prepare_process
+from surefoot.assembly.checks import check_trainable
+from surefoot.assembly.material import prepare_material
+from surefoot.assembly.run_parts import Assembly, Material, assemble, prepare_process
 from surefoot.config.load import load_recipe
 from surefoot.engine.passes import TOTAL
-from surefoot.materials import prepare_material
 from surefoot.numerics.determinism import seed_everything
 from surefoot.numerics.loss_scaling import NoLossScale
 from surefoot.numerics.modes import mode_sensitive_modules
 from surefoot.parallel.join import fails_first
 from surefoot.parallel.launch import end_with_launcher
-from surefoot.readiness import check_trainable
 from surefoot.state.tensor_file import write_tensors
 from surefoot.tasks.task import split_dependence
 from surefoot.verify.children import write_error

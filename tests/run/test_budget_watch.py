@@ -13,7 +13,7 @@ from surefoot.core.reports import Event
 from surefoot.core.units import Seconds
 from surefoot.observe.events import EventLog
 from surefoot.observe.stretches import elapsed_at, stretches_of
-from surefoot.spending import Spending, budget_of
+from surefoot.run.budget_watch import Spending, budget_of
 
 
 class Clock:

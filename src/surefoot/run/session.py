@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 
-from surefoot.assembly import Assembly
+from surefoot.assembly.deciding import deciding_fields, deciding_metric
+from surefoot.assembly.material import Prepared
+from surefoot.assembly.run_parts import Assembly
 from surefoot.config.building import make_schedule
 from surefoot.config.load import Resolved
 from surefoot.config.sections import Settings
 from surefoot.core.reports import Observer
 from surefoot.core.schedules import Undecided
 from surefoot.data.sources.stream import StreamPlan
-from surefoot.data_sheet import write_data_sheet
 from surefoot.engine.interrupt import StopOnSignal
-from surefoot.materials import Prepared
 from surefoot.numerics.modes import mode_sensitive_modules
 from surefoot.observe.console import ConsoleView
 from surefoot.observe.evaluations import EvaluationFiles
@@ -34,15 +34,16 @@ from surefoot.observe.sinks import TensorBoardSink
 from surefoot.observe.text import format_path
 from surefoot.observe.view import RunFacts, Unit
 from surefoot.observe.watch import flight_recorder_files, set_where_free
-from surefoot.out_of_memory import memory_table
 from surefoot.parallel.lookout import attached
 from surefoot.parallel.sizes import ParameterSizes
-from surefoot.promising import deciding_fields, deciding_metric, promise
-from surefoot.resuming import BEGUN_FOR_KEY, Resumption, refuse_crash_loop, resume_tier
-from surefoot.running import FolderRun, RunResult
+from surefoot.run.contract import promise
+from surefoot.run.data_sheet import write_data_sheet
+from surefoot.run.folder_run import FolderRun, RunResult
+from surefoot.run.memory_shortage import memory_table
+from surefoot.run.rank_agreement import SharedFolder, agreement
+from surefoot.run.resume_rules import BEGUN_FOR_KEY, Resumption, refuse_crash_loop, resume_tier
 from surefoot.state.manifest import Manifest
 from surefoot.tasks.task import split_dependence
-from surefoot.together import SharedFolder, agreement
 
 RECORDER = ("TORCH_FR_", "TORCH_NCCL_")
 CHECKPOINT_OVERHEAD_BYTES = 1 << 20

@@ -9,29 +9,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from surefoot.assembly.deciding import deciding_fields, deciding_metric
 from surefoot.config.sections import Settings
 from surefoot.config.sections.contract import ContractOnSection
 from surefoot.core.errors import RequestError
-from surefoot.engine.decisions import WatchedMetric
 from surefoot.observe.run_data import read_run
 from surefoot.tasks.task import Task
-
-
-def deciding_metric(settings: Settings, task: Task) -> WatchedMetric:
-    """The metric that decides: the contract's, or else the task's own."""
-    contract = settings.contract
-    if not isinstance(contract, ContractOnSection) or contract.metric == "as-task":
-        return WatchedMetric(*task.deciding_metric)
-    assert contract.direction != "as-task"
-    return WatchedMetric(contract.metric, contract.direction)
-
-
-def deciding_fields(watched: WatchedMetric) -> dict[str, str]:
-    """The deciding metric for the record: `name`, `direction` and, where it is named, `set`."""
-    set_name, slash, name = watched.name.partition("/")
-    if not slash:
-        return {"name": watched.name, "direction": watched.direction}
-    return {"set": set_name, "name": name, "direction": watched.direction}
 
 
 def check_contract(settings: Settings, measure: Callable[[], Mapping[str, float]]) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 import xxhash
 
-from surefoot.assembly import Assembly
+from surefoot.assembly.material import Prepared
+from surefoot.assembly.run_parts import Assembly
 from surefoot.config.load import Resolved
 from surefoot.core.errors import RankError, SurefootError
 from surefoot.engine.interrupt import Agreement
-from surefoot.materials import Prepared
 from surefoot.observe.events import EventKind
 from surefoot.observe.ledger import Phase
 from surefoot.observe.run_folder import (
@@ -37,7 +37,7 @@ OTHERS_AWAITED = (Phase.LAUNCH, Phase.DEVICE_WAIT, Phase.CHECKPOINT)
 """Phases in which a rank waits for others too."""
 INITIAL_WEIGHTS = "initial weights"
 SEED_FIRST = "make the model from one seed on every rank: torch.manual_seed(0) before it is made"
-PACKAGE = Path(__file__).parent
+PACKAGE = Path(__file__).parents[1]
 
 
 class NoLease:

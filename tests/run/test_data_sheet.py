@@ -14,11 +14,11 @@ import torch
 from PIL import Image
 from torch import nn
 
-from surefoot.assembly import Material
+from surefoot.assembly.material import Prepared
+from surefoot.assembly.run_parts import Material
 from surefoot.data.sources.arrays import ArraySource
 from surefoot.data.sources.datasets import as_source
-from surefoot.data_sheet import NUM_PICTURES, as_png, histogram, write_data_sheet
-from surefoot.materials import Prepared
+from surefoot.run.data_sheet import NUM_PICTURES, as_png, histogram, write_data_sheet
 from surefoot.tasks.classification import ClassificationTask
 
 MODEL = nn.Linear(1, 1)

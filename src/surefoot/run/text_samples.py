@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
+from surefoot.assembly.material import Prepared
 from surefoot.data.bigram import bits_per_byte, fit_bigram
-from surefoot.materials import Prepared
 from surefoot.models.gpt import GPT
-from surefoot.running import RunResult
+from surefoot.run.folder_run import RunResult
 
 SAMPLE_NAME = "sample.txt"
 PROMPT = "def "

@@ -20,8 +20,8 @@ from surefoot.core.errors import EXIT_REQUEST, CheckpointError, RequestError, Ru
 from surefoot.core.reports import Event
 from surefoot.observe.events import read_events
 from surefoot.observe.metrics_log import read_rows
-from surefoot.recording import needed_bytes
-from surefoot.resuming import (
+from surefoot.run.folder_run import RunResult
+from surefoot.run.resume_rules import (
     ACCEPT_FIELDS,
     IMPOSSIBLE_FIELDS,
     SAFE_FIELDS,
@@ -32,7 +32,7 @@ from surefoot.resuming import (
     refuse_crash_loop,
     resume_tier,
 )
-from surefoot.running import RunResult
+from surefoot.run.session import needed_bytes
 from surefoot.state.manifest import Manifest
 from surefoot.trainer import Trainer
 

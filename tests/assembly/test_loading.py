@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from surefoot.assembly.loading import flops_per_sample
 from surefoot.core.counting import Pace, updates_in
 from surefoot.core.units import Flops
-from surefoot.feeding import flops_per_sample
 from surefoot.models.gpt import GPT, GPTConfig
 from surefoot.observe.events import read_events
 from surefoot.tasks.generation import GenerationTask

@@ -15,8 +15,8 @@ from surefoot import Trainer
 from surefoot.engine.refusal import is_out_of_memory
 from surefoot.observe.events import read_events
 from surefoot.observe.run_data import read_run
-from surefoot.out_of_memory import advice, memory_table
 from surefoot.report.run_page import write_page
+from surefoot.run.memory_shortage import advice, memory_table
 
 INPUTS = torch.zeros(16, 4)
 TARGETS = torch.zeros(16, 1)

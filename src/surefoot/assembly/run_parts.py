@@ -15,6 +15,16 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from surefoot.assembly.deciding import deciding_metric
+from surefoot.assembly.loading import (
+    make_eval_loader,
+    make_loader_settings,
+    make_pace,
+    make_plan,
+    opened_by,
+)
+from surefoot.assembly.task_layout import place_task
+from surefoot.assembly.update_parts import Trainable, make_trainable
 from surefoot.config.sections import Settings
 from surefoot.core.counting import Pace, updates_in
 from surefoot.core.errors import RequestError
@@ -30,23 +40,13 @@ from surefoot.engine.evaluate import Evaluator, as_it_is, evaluate
 from surefoot.engine.routing import weight_of
 from surefoot.engine.sum_check import NUM_SAMPLES, refuse_a_mean
 from surefoot.engine.window import Window, over_ranks, windows
-from surefoot.feeding import (
-    make_eval_loader,
-    make_loader_settings,
-    make_pace,
-    make_plan,
-    opened_by,
-)
 from surefoot.numerics.determinism import preserved_rng, seed_everything, use_deterministic
 from surefoot.optim.ema import NoAverage
 from surefoot.parallel.digests import digest_of_weights
 from surefoot.parallel.join import join_ranks
 from surefoot.parallel.layout import ALONE, Place, find_place
-from surefoot.placing import place_task
-from surefoot.promising import deciding_metric
 from surefoot.state.run_state import Best
 from surefoot.tasks.task import FunctionTask, Task
-from surefoot.trainable import Trainable, make_trainable
 
 RANK_SEED = 3
 """Sets the seeds of ranks apart from other uses of the run's seed."""

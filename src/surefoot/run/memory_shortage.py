@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from surefoot.assembly import Assembly
+from surefoot.assembly.run_parts import Assembly
 from surefoot.engine.refusal import is_out_of_memory
 from surefoot.observe.atomic import atomic_write
 from surefoot.observe.probes import MemoryProbe

@@ -17,13 +17,13 @@ from surefoot.observe.latest import LatestMetrics
 from surefoot.observe.metrics_log import MetricsLog
 from surefoot.observe.run_folder import METRICS_NAME
 from surefoot.parallel.ranks import Ranks
+from surefoot.run.rank_agreement import SilentLog
 from surefoot.state.checkpoint import list_checkpoints, newest_whole, step_of
 from surefoot.state.commit import LATEST_NAME, point_at
 from surefoot.state.durable import rename
 from surefoot.state.manifest import MALFORMED, Manifest
 from surefoot.state.run_state import naming_state
 from surefoot.state.tree import Snapshot
-from surefoot.together import SilentLog
 
 ASIDE_WORD = "aside"
 

@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 
 from torch import nn
 
-from surefoot.assembly import Material
+from surefoot.assembly.run_parts import Material
 from surefoot.config.sections import Recipe
 from surefoot.config.sections.data import CustomDataSection
 from surefoot.core.errors import ModelError, RequestError

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from surefoot.assembly import Assembly
+from surefoot.assembly.run_parts import Assembly
 from surefoot.build import build_run
 from surefoot.config.building import make_schedule
 from surefoot.config.load import load_recipe
@@ -27,8 +27,8 @@ from surefoot.numerics.clipping import tensor_norms
 from surefoot.observe.evidence import read_event
 from surefoot.observe.metrics_schema import number
 from surefoot.observe.run_folder import CHECKPOINTS_NAME
-from surefoot.recording import config_of
-from surefoot.resuming import BEGUN_FOR_KEY
+from surefoot.run.resume_rules import BEGUN_FOR_KEY
+from surefoot.run.session import config_of
 from surefoot.state.checkpoint import list_checkpoints, read_checkpoint
 from surefoot.state.tree import Snapshot
 

@@ -5,7 +5,7 @@ Builds nothing and writes nothing.
 
 from __future__ import annotations
 
-from surefoot.assembly import Assembly, Material
+from surefoot.assembly.run_parts import Assembly, Material
 from surefoot.config.sections import Settings
 from surefoot.config.sections.schedules import PlateauSection
 from surefoot.core.errors import CheckpointError, RequestError

@@ -26,7 +26,7 @@ from surefoot.core.reports import Event
 from surefoot.core.schedules import Schedule, first_difference
 from surefoot.observe.events import EventKind
 from surefoot.observe.run_folder import METRICS_NAME
-from surefoot.starting_point import Wanted
+from surefoot.run.resume_point import Wanted
 from surefoot.state.manifest import Manifest
 
 BEGUN_FOR_KEY = "begun_for"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from surefoot.assembly.material import build_model, freeze, open_data, resolve_architecture
 from surefoot.config.sections import Recipe
-from surefoot.materials import build_model, freeze, open_data, resolve_architecture
 from surefoot.parallel.layout import Wishes
 from surefoot.parallel.mesh import MeshSizes, resolve_sizes
 from surefoot.parallel.pipeline_schedule import PipelineOrder

@@ -5,7 +5,7 @@ It holds no state.
 
 from __future__ import annotations
 
-from surefoot.assembly import Assembly
+from surefoot.assembly.run_parts import Assembly
 from surefoot.config.sections import Settings
 from surefoot.core.counting import updates_in
 from surefoot.core.errors import RequestError

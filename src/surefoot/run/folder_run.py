@@ -15,8 +15,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from surefoot.assembly import Assembly
-from surefoot.cadences import make_cadence, make_horizon
+from surefoot.assembly.run_parts import Assembly
 from surefoot.core.budget import Budget
 from surefoot.core.disk import free_bytes
 from surefoot.core.errors import RankError, SurefootError
@@ -43,10 +42,12 @@ from surefoot.observe.probes import ResourceProbe, UtilizationProbe
 from surefoot.observe.run_folder import RunFolder
 from surefoot.observe.watch import HangWatch, stacks_path
 from surefoot.optim.registry import optimizer_notes
-from surefoot.out_of_memory import record_shortage
 from surefoot.parallel.lookout import Attachment
-from surefoot.spending import Spending, budget_of
-from surefoot.starting_point import StartingPoint, Wanted, find_starting_point, put_aside
+from surefoot.run.budget_watch import Spending, budget_of
+from surefoot.run.cadences import make_cadence, make_horizon
+from surefoot.run.memory_shortage import record_shortage
+from surefoot.run.rank_agreement import SharedFolder, SilentLog, make_health
+from surefoot.run.resume_point import StartingPoint, Wanted, find_starting_point, put_aside
 from surefoot.state.checkpoint import list_checkpoints, step_of
 from surefoot.state.commit import Draft, put_back
 from surefoot.state.manifest import Manifest
@@ -55,7 +56,6 @@ from surefoot.state.saver import SaveKind, make_saver
 from surefoot.state.shards import pieces_of
 from surefoot.tasks.calling import plan_call
 from surefoot.tasks.task import FunctionTask
-from surefoot.together import SharedFolder, SilentLog, make_health
 
 CURSOR_KEY = "cursor"
 """In `about`: where the data stands."""

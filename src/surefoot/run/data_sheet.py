@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from surefoot.assembly.material import Prepared
 from surefoot.data.sources.stream import StreamSource
-from surefoot.materials import Prepared
 from surefoot.numerics.determinism import preserved_rng
 from surefoot.observe.atomic import atomic_write
 

@@ -1,0 +1,1 @@
+"""One run in its folder: start or resume, train, save, record, end."""
