@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from surefoot.memory import offload
-from surefoot.memory.budget import budget_blocks
 from surefoot.memory.offload import ActivationsOnHost, offload_blocks
 from surefoot.memory.recompute import recompute_blocks
+from surefoot.memory.recompute_budget import budget_blocks
 from surefoot.memory.weights_on_host import WeightsOnHost
 from surefoot.models.gpt import GPT, GPTConfig
-from surefoot.observe.text import format_bytes
+from surefoot.observe.formatting import format_bytes
 from surefoot.tasks.generation import GenerationTask
 from surefoot.tasks.scoring import ChunkedScores
 

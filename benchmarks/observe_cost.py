@@ -22,12 +22,12 @@ import torch
 from surefoot.core.reports import StepReport
 from surefoot.engine.guard import Guard
 from surefoot.models.gpt import GPT, GPTConfig
-from surefoot.observe.console import ConsoleView
-from surefoot.observe.ledger import Phase, TimeLedger
 from surefoot.observe.metrics_log import MetricsLog
 from surefoot.observe.observers import Observers
 from surefoot.observe.probes import MemoryProbe, UtilizationProbe
-from surefoot.observe.view import RunFacts
+from surefoot.observe.terminal.console import ConsoleView
+from surefoot.observe.terminal.view import RunFacts
+from surefoot.observe.time_ledger import Phase, TimeLedger
 from surefoot.tasks.generation import GenerationTask
 from surefoot.train_step import TrainStep
 

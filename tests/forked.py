@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from surefoot.verify.children import child
+from surefoot.verify.processes import child
 
 
 def run_forked(

@@ -14,8 +14,8 @@ from typing import Any
 from surefoot.config.load import load_recipe
 from surefoot.core.reports import EvalReport, StepReport
 from surefoot.observe.metrics_log import read_rows
-from surefoot.observe.picture import frame_as_svg
-from surefoot.observe.view import RunFacts, Tracker
+from surefoot.observe.terminal.picture import frame_as_svg
+from surefoot.observe.terminal.view import RunFacts, Tracker
 
 PICTURE = Path(__file__).with_name("live-view.svg")
 

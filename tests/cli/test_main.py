@@ -25,7 +25,7 @@ from surefoot.core.errors import (
     SurefootError,
     Violation,
 )
-from surefoot.observe import runs as observed_runs
+from surefoot.observe.readers import runs as observed_runs
 
 Capture = pytest.CaptureFixture[str]
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from surefoot.build import run_recipe
 from surefoot.config.load import load_recipe, resolve_recipe
 from surefoot.core.errors import EXIT_REQUEST, NonFiniteError, RequestError
+from surefoot.observe.bad_batches import keep_batch, read_event
 from surefoot.observe.events import read_events
-from surefoot.observe.evidence import keep_batch, read_event
 from surefoot.verify.replay import BEGINNING, replay
 
 MODULE = """
@@ -162,7 +162,7 @@ def test_what_is_no_event_is_refused(tmp_path: Path) -> None:
 
 def test_at_most_so_many_batches_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from surefoot.core.reports import Event
-    from surefoot.observe import evidence
+    from surefoot.observe import bad_batches as evidence
 
     monkeypatch.setattr(evidence, "MOST_KEPT", 2)
     batch: tuple[Tensor, dict[str, Tensor]] = (torch.ones(2), {"a": torch.ones(1)})

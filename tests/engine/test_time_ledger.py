@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from surefoot.observe.events import read_events
-from surefoot.observe.ledger import Phase, add_stretch
+from surefoot.observe.time_ledger import Phase, add_stretch
 from surefoot.trainer import Trainer
 
 SLOW = 0.002

@@ -13,7 +13,7 @@ from faults.hostile_corpus import CANARY, GOOD, corpus, saved
 from faults.reading import read_apart
 from surefoot.core.errors import CheckpointError
 from surefoot.state.foreign import import_weights, size_of
-from surefoot.verify.children import child
+from surefoot.verify.processes import child
 
 CORPUS = corpus()
 SPARE_BYTES = 128 << 20

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from faults.runs_for_faults import INPUTS, TARGETS, fit
 from surefoot.core.errors import SurefootError
-from surefoot.verify.children import child
+from surefoot.verify.processes import child
 
 DEADLINE_SECONDS = 2.0
 DEATH_SECONDS = 10.0

@@ -22,7 +22,7 @@ from surefoot.observe.metrics_log import read_rows
 from surefoot.observe.metrics_schema import deterministic
 from surefoot.state.checkpoint import list_checkpoints
 from surefoot.tasks.metrics import MetricTotals
-from surefoot.verify.children import child
+from surefoot.verify.processes import child
 from surefoot.verify.state_hash import checkpoint_hash
 
 STARTED_NEVER = 120.0

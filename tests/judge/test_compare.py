@@ -12,7 +12,7 @@ from judge.folders import CONFIG, CONTRACT, make_folder
 from surefoot.core.reports import Event
 from surefoot.judge.compare import Outcome, compare_runs
 from surefoot.judge.statistics import spread_of, t_quantile, welch
-from surefoot.observe.run_data import RunData, read_run
+from surefoot.observe.readers.run_data import RunData, read_run
 
 
 def made(root: Path, name: str, value: float, seed: int = 0, **changes: Any) -> RunData:

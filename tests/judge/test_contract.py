@@ -12,7 +12,7 @@ from judge.folders import BUDGET, CONFIG, CONTRACT, finished, make_folder
 from surefoot.core.reports import Event
 from surefoot.judge.contract import verdict_on
 from surefoot.judge.verdict import Clause, Standing, Verdict
-from surefoot.observe.run_data import read_run
+from surefoot.observe.readers.run_data import read_run
 
 HELD, BROKEN, NOT_SHOWN = Standing.HELD, Standing.BROKEN, Standing.NOT_SHOWN
 START = Event("start", 0, "started", {"devices": 1}, 1000.0)

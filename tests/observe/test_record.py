@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from surefoot.observe import hardware, record, repository
-from surefoot.observe.hardware import container_hint, describe_machine, features
+from surefoot.observe import machine, record, repository
+from surefoot.observe.machine import container_hint, describe_machine, features
 from surefoot.observe.record import collect_record, hide_secrets, torch_state, write_record
 from surefoot.observe.repository import repository_state
 from surefoot.observe.run_folder import RunFolder
@@ -181,13 +181,13 @@ def test_torchs_switches_are_read_as_they_are() -> None:
 
 
 def test_a_machine_without_a_driver_says_why() -> None:
-    machine = describe_machine()
-    json.dumps(machine, allow_nan=False)
-    driver = machine["driver"]
+    described = describe_machine()
+    json.dumps(described, allow_nan=False)
+    driver = described["driver"]
     assert isinstance(driver, dict)
-    if not machine["gpus"]:
+    if not described["gpus"]:
         assert driver["reason"]
-    memory = machine["memory"]
+    memory = described["memory"]
     assert isinstance(memory, dict)
     assert memory["total_bytes"] > 0
 
@@ -229,20 +229,20 @@ def test_a_processor_is_read_from_its_own_words(monkeypatch: pytest.MonkeyPatch)
         "/sys/fs/cgroup/cpu.max": "150000 100000\n",
         "/sys/fs/cgroup/memory.max": "1000000\n",
     }
-    monkeypatch.setattr(hardware, "_read", lambda path: texts.get(path, ""))
-    cpu = hardware.describe_cpu()
+    monkeypatch.setattr(machine, "_read", lambda path: texts.get(path, ""))
+    cpu = machine.describe_cpu()
     assert (cpu["name"], cpu["quota_cores"]) == ("Some CPU", 1.5)
     assert cpu["instructions"] == ["avx2", "amx_tile"]
-    assert hardware.describe_memory()["limit_bytes"] == 1_000_000
+    assert machine.describe_memory()["limit_bytes"] == 1_000_000
 
 
 def test_a_container_is_told_by_its_sign(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KUBERNETES_SERVICE_HOST", "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "exists", lambda path: False)
-    monkeypatch.setattr(hardware, "_read", lambda path: "")
+    monkeypatch.setattr(machine, "_read", lambda path: "")
     assert container_hint()["kind"] == "none"
-    monkeypatch.setattr(hardware, "_read", lambda path: "0::/kubepods/pod1")
+    monkeypatch.setattr(machine, "_read", lambda path: "0::/kubepods/pod1")
     assert container_hint() == {"kind": "kubernetes", "sign": "cgroup"}
     monkeypatch.setenv("APPTAINER_CONTAINER", "image.sif")
     assert container_hint()["kind"] == "apptainer"

@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from surefoot.core.errors import EXIT_REQUEST, RunFolderError
-from surefoot.observe import atomic, lock
-from surefoot.observe.atomic import atomic_write, remove_leftovers
-from surefoot.observe.lock import is_in_use, read_owner
+from surefoot.observe.files import atomic, lock
+from surefoot.observe.files.atomic import atomic_write, remove_leftovers
+from surefoot.observe.files.lock import is_in_use, read_owner
 from surefoot.observe.run_folder import (
     RunFolder,
     check_free_space,

@@ -18,7 +18,7 @@ import pytest
 import torch.distributed as dist
 
 from surefoot.core.errors import RankError
-from surefoot.observe.lock import birth_of, this_place
+from surefoot.observe.files.lock import birth_of, this_place
 from surefoot.parallel import lookout as module
 from surefoot.parallel.lookout import Attachment, Lookout, Sign, Silence, behind, sign_key
 from surefoot.parallel.lost import Failure, How, claim, first_failure

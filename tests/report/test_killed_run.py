@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from surefoot.observe.run_data import read_run
-from surefoot.observe.runs import RunStatus
+from surefoot.observe.readers.run_data import read_run
+from surefoot.observe.readers.runs import RunStatus
 from surefoot.report.run_page import write_page
 from surefoot.state.checkpoint import list_checkpoints, read_checkpoint
 

@@ -12,7 +12,7 @@ from judge.folders import BUDGET, CONTRACT, finished, make_folder
 from report.browser import CHROMIUM, load
 from surefoot.core.reports import Event
 from surefoot.judge.compare import compare_runs
-from surefoot.observe.run_data import read_run
+from surefoot.observe.readers.run_data import read_run
 from surefoot.report.comparison import write_comparison
 from surefoot.report.run_page import write_page
 from surefoot.report.series import MAX_POINTS, page_data

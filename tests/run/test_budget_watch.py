@@ -12,7 +12,7 @@ from surefoot.core.budget import Budget
 from surefoot.core.reports import Event
 from surefoot.core.units import Seconds
 from surefoot.observe.events import EventLog
-from surefoot.observe.stretches import elapsed_at, stretches_of
+from surefoot.observe.readers.stretches import elapsed_at, stretches_of
 from surefoot.run.budget_watch import Spending, budget_of
 
 

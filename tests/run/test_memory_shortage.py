@@ -14,7 +14,7 @@ from parallel.small_runs import assembled, settings_of
 from surefoot import Trainer
 from surefoot.engine.refusal import is_out_of_memory
 from surefoot.observe.events import read_events
-from surefoot.observe.run_data import read_run
+from surefoot.observe.readers.run_data import read_run
 from surefoot.report.run_page import write_page
 from surefoot.run.memory_shortage import advice, memory_table
 

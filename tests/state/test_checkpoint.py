@@ -19,10 +19,10 @@ from surefoot.state.checkpoint import (
     step_of,
     write_checkpoint,
 )
+from surefoot.state.host_copies import HostStage
 from surefoot.state.manifest import seal
 from surefoot.state.retention import Keep, Retention
 from surefoot.state.shards import Box, Piece
-from surefoot.state.staging import HostStage
 from surefoot.state.tree import Snapshot, split_tree
 
 

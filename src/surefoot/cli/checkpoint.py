@@ -138,7 +138,7 @@ def verify_all(
 
 
 def _verdict(folder: Path) -> dict[str, str]:
-    from surefoot.observe.text import format_bytes
+    from surefoot.observe.formatting import format_bytes
     from surefoot.state.checkpoint import read_checkpoint
     from surefoot.state.completeness import missing_items
     from surefoot.state.run_state import naming_state
@@ -160,7 +160,7 @@ def _find_all(path: Path) -> list[Path]:
     Raises:
         RequestError: there is none.
     """
-    from surefoot.state.finding import checkpoints_at
+    from surefoot.state.checkpoint_search import checkpoints_at
     from surefoot.state.manifest import MANIFEST_NAME
 
     if found := checkpoints_at(path):
@@ -194,7 +194,7 @@ def _parts(manifest: Manifest) -> dict[str, dict[str, int]]:
 
 
 def _print_parts(session: Session, parts: dict[str, dict[str, int]]) -> None:
-    from surefoot.observe.text import format_bytes
+    from surefoot.observe.formatting import format_bytes
 
     shown = table("part", "tensors", "elements", "size")
     for name, part in parts.items():

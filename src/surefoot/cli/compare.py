@@ -12,7 +12,7 @@ from surefoot.core.errors import EXIT_DONE, EXIT_FOUND, RequestError
 
 if TYPE_CHECKING:
     from surefoot.judge.compare import Comparison
-    from surefoot.observe.run_data import RunData
+    from surefoot.observe.readers.run_data import RunData
 
 STYLES = {"better": "green", "worse": "bold red", "not enough evidence": "yellow"}
 MOST_PACKAGES = 12
@@ -37,7 +37,7 @@ def compare(
     but the first broke its contract.
     """
     from surefoot.judge.compare import compare_runs
-    from surefoot.observe.run_data import read_run
+    from surefoot.observe.readers.run_data import read_run
 
     session: Session = context.obj
     if len(runs) < 2:

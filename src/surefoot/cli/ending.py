@@ -27,7 +27,7 @@ class Ending:
 
     def __call__(self, folder: Path) -> None:
         from surefoot.judge.contract import verdict_on
-        from surefoot.observe.run_data import read_run
+        from surefoot.observe.readers.run_data import read_run
         from surefoot.report.run_page import write_page
 
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from surefoot.observe.curve import Axes, Point, braille_lines
+from surefoot.observe.terminal.braille import Axes, Point, braille_lines
 
 
 def with_axes(

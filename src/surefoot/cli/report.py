@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from surefoot.cli.session import DebugOption, JsonOption, Session
-from surefoot.observe.text import format_bytes
+from surefoot.observe.formatting import format_bytes
 
 
 def write_page(
@@ -32,7 +32,7 @@ def write_page(
     debug: DebugOption = False,
 ) -> None:
     """Write one self-contained HTML page: verdict, curves, slices, time, memory, record."""
-    from surefoot.observe.run_data import read_run
+    from surefoot.observe.readers.run_data import read_run
     from surefoot.report.run_page import write_page
 
     session: Session = context.obj

@@ -14,7 +14,7 @@ from surefoot.cli.session import DebugOption, JsonOption, Session, cells, table
 from surefoot.core.errors import RequestError, SurefootError
 
 if TYPE_CHECKING:
-    from surefoot.observe.runs import RunStatus, RunSummary
+    from surefoot.observe.readers.runs import RunStatus, RunSummary
 
 RESUMABLE = ("stopped", "killed")
 
@@ -37,8 +37,8 @@ def list_runs(
     debug: DebugOption = False,
 ) -> None:
     """List the runs: status, step, loss, best evaluation, verdict on the contract."""
-    from surefoot.observe import runs
-    from surefoot.observe.text import format_duration, format_number
+    from surefoot.observe.formatting import format_duration, format_number
+    from surefoot.observe.readers import runs
 
     session: Session = context.obj
     wanted = _statuses(status or [])
@@ -97,7 +97,7 @@ def _statuses(words: list[str]) -> set[RunStatus]:
     Raises:
         RequestError: there is no such status.
     """
-    from surefoot.observe.runs import RunStatus
+    from surefoot.observe.readers.runs import RunStatus
 
     known = [status.value for status in RunStatus]
     for word in words:
@@ -112,7 +112,7 @@ def _statuses(words: list[str]) -> set[RunStatus]:
 
 def _judged(run: RunSummary, metric: str | None) -> dict[str, Any]:
     """The verdict on a run, and the last value of a metric where one is asked for."""
-    from surefoot.observe.run_data import read_contract, read_run
+    from surefoot.observe.readers.run_data import read_contract, read_run
     from surefoot.observe.run_folder import CONTRACT_NAME
 
     if metric is None and "kind" not in read_contract(run.path / CONTRACT_NAME):

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from surefoot.cli.session import DebugOption, JsonOption, Session, SetOption, cells, table
-from surefoot.observe.text import format_bytes, format_count
+from surefoot.observe.formatting import format_bytes, format_count
 
 MOST_SHOWN = 16
 

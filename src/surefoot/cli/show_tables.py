@@ -9,7 +9,7 @@ from typing import Any, get_args
 import typer
 
 from surefoot.cli.session import DebugOption, JsonOption, Session, cells, table
-from surefoot.observe.text import format_bytes
+from surefoot.observe.formatting import format_bytes
 
 
 def show_optimizers(
@@ -113,7 +113,7 @@ def show_hardware(
 
     from surefoot.numerics.hardware import available_device_types, probe_hardware
     from surefoot.numerics.precision import choose_precision
-    from surefoot.observe.hardware import describe_machine
+    from surefoot.observe.machine import describe_machine
 
     session: Session = context.obj
     software = {

@@ -13,7 +13,7 @@ import typer
 from surefoot.cli.ending import Ending, show_verdict
 from surefoot.cli.session import DebugOption, JsonOption, Session, SetOption
 from surefoot.core.errors import EXIT_DONE, RankError, RequestError, StopRequested
-from surefoot.observe.text import format_number, format_path
+from surefoot.observe.formatting import format_number, format_path
 
 if TYPE_CHECKING:
     from surefoot.build import RunResult
@@ -109,7 +109,7 @@ def train(
 
 def _replay(session: Session, event: Path) -> int:
     """Runs one update again and says what came of it."""
-    from surefoot.observe.evidence import read_event
+    from surefoot.observe.bad_batches import read_event
 
     _recipe_of(read_event(event)[0])
     from surefoot.verify.replay import replay

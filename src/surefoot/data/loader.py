@@ -17,10 +17,10 @@ import torch
 from surefoot.core.errors import RequestError
 from surefoot.core.interruption import Cut, never
 from surefoot.data.batch import MicroBatch, move_to
+from surefoot.data.device_prefetch import DeviceStage
 from surefoot.data.fetch import Fetcher, WeightFunction
 from surefoot.data.order import START, BatchPlan, Cursor, PlannedBatch
 from surefoot.data.sources.stream import StreamCursor, StreamPlan, StreamSource
-from surefoot.data.staging import DeviceStage
 from surefoot.data.workers import StartMethod, WorkerPool
 
 AnyCursor = Cursor | StreamCursor | Mapping[str, Any]

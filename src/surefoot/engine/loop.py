@@ -22,7 +22,7 @@ from surefoot.engine.reporting import ReportLog
 from surefoot.engine.spike_guard import RollBack, RolledBack
 from surefoot.engine.step import Update
 from surefoot.engine.window import Window
-from surefoot.observe.ledger import Phase
+from surefoot.observe.time_ledger import Phase
 from surefoot.state.run_state import Progress
 from surefoot.state.saver import SaveKind
 

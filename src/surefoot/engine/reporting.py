@@ -19,7 +19,7 @@ from surefoot.engine.sampling import DETAIL
 from surefoot.engine.signals import PendingReport
 from surefoot.engine.spike_guard import RolledBack
 from surefoot.engine.window import Window, padding_waste
-from surefoot.observe.ledger import Phase, TimeLedger
+from surefoot.observe.time_ledger import Phase, TimeLedger
 from surefoot.state.run_state import Progress
 from surefoot.tasks.task import main_weight
 

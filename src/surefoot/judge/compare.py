@@ -17,8 +17,8 @@ from surefoot.judge.differences import DifferingFact, differing_facts
 from surefoot.judge.repeats import is_repeat
 from surefoot.judge.statistics import MeanDifference, Spread, spread_of, welch
 from surefoot.judge.verdict import Verdict
-from surefoot.observe.run_data import RunData
-from surefoot.observe.runs import RunStatus
+from surefoot.observe.readers.run_data import RunData
+from surefoot.observe.readers.runs import RunStatus
 
 ENOUGH = 3
 """Seeds on each side before a difference is claimed."""

@@ -17,8 +17,8 @@ from surefoot.core.units import Seconds, parse_count
 from surefoot.judge.evidence import evidence_of
 from surefoot.judge.verdict import Clause, Standing, Verdict
 from surefoot.observe.events import EventKind
-from surefoot.observe.run_data import RunData
-from surefoot.observe.runs import RunStatus
+from surefoot.observe.readers.run_data import RunData
+from surefoot.observe.readers.runs import RunStatus
 from surefoot.state.checkpoint import list_checkpoints
 from surefoot.state.manifest import read_manifest
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefoot.config.load import ABSENT
-from surefoot.observe.run_data import RunData
+from surefoot.observe.readers.run_data import RunData
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from surefoot.judge.repeats import repeats_beside
 from surefoot.judge.verdict import Clause, Standing
-from surefoot.observe.run_data import RunData
+from surefoot.observe.readers.run_data import RunData
 
 NUM_SEEDS = 3
 """Seeds that a benchmark is shown with: with two, nobody can tell a spread."""

@@ -8,9 +8,9 @@ from typing import Any
 from surefoot.config.load import differences
 from surefoot.config.yaml_text import read_yaml
 from surefoot.core.errors import SurefootError
-from surefoot.observe.run_data import RunData
+from surefoot.observe.readers.run_data import RunData
+from surefoot.observe.readers.runs import RunStatus, summarise_run
 from surefoot.observe.run_folder import CONFIG_NAME
-from surefoot.observe.runs import RunStatus, summarise_run
 
 FREE = ("seed", "name", "log.", "loader.", "checkpoint.", "contract.", "guard.deadline")
 """What repeats may differ in: none of it is another experiment."""

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from surefoot.core.reports import EvalReport, Event, StepReport
-from surefoot.observe.atomic import atomic_write
+from surefoot.observe.files.atomic import atomic_write
 from surefoot.observe.metrics_log import strict
 
 

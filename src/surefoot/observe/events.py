@@ -18,9 +18,9 @@ from pathlib import Path
 from surefoot.core.disk import is_full
 from surefoot.core.errors import SurefootError
 from surefoot.core.reports import EvalReport, Event, StepReport
-from surefoot.observe.atomic import PartialWriteError, write_all
+from surefoot.observe.files.atomic import PartialWriteError, write_all
+from surefoot.observe.files.log_file import stand_up
 from surefoot.observe.metrics_log import MOST_WAITING_BYTES, strict
-from surefoot.observe.own_file import stand_up
 
 
 class EventKind(StrEnum):

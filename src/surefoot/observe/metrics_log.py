@@ -23,7 +23,7 @@ from pydantic_core import to_json
 from surefoot.core.disk import is_full
 from surefoot.core.errors import CheckpointError, DataError, RunFolderError, SurefootError
 from surefoot.core.reports import EvalReport, Event, StepReport
-from surefoot.observe.atomic import (
+from surefoot.observe.files.atomic import (
     PartialWriteError,
     atomic_write,
     free_name_beside,
@@ -31,8 +31,8 @@ from surefoot.observe.atomic import (
     read_from,
     write_all,
 )
+from surefoot.observe.files.log_file import stand_up
 from surefoot.observe.metrics_schema import RESOURCES, number, schema
-from surefoot.observe.own_file import stand_up
 
 FLUSH_SECONDS = 1.0
 MOST_WAITING_BYTES = 1 << 26

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import torch
 
-from surefoot.observe.atomic import atomic_write
-from surefoot.observe.hardware import container_hint, describe_machine
+from surefoot.observe.files.atomic import atomic_write
+from surefoot.observe.machine import container_hint, describe_machine
 from surefoot.observe.metrics_log import strict
 from surefoot.observe.repository import DIFF_LIMIT_BYTES, repository_state
 from surefoot.observe.run_folder import RunFolder

@@ -19,10 +19,10 @@ from types import TracebackType
 import yaml
 
 from surefoot.core.errors import RunFolderError
-from surefoot.observe.atomic import atomic_write, fsync_directory, remove_leftovers
-from surefoot.observe.lease import Lease
-from surefoot.observe.lock import LOCK_NAME, is_in_use
-from surefoot.observe.text import format_bytes
+from surefoot.observe.files.atomic import atomic_write, fsync_directory, remove_leftovers
+from surefoot.observe.files.lease import Lease
+from surefoot.observe.files.lock import LOCK_NAME, is_in_use
+from surefoot.observe.formatting import format_bytes
 
 CONFIG_NAME = "config.yaml"
 CONTRACT_NAME = "contract.yaml"

@@ -18,9 +18,9 @@ from torch import nn
 from surefoot.config.sections.memory import MemorySection
 from surefoot.config.sections.parallel import ParallelSection
 from surefoot.core.errors import RequestError
-from surefoot.memory.budget import budget_blocks
 from surefoot.memory.offload import offload_blocks
 from surefoot.memory.recompute import recompute_blocks
+from surefoot.memory.recompute_budget import budget_blocks
 from surefoot.parallel.context import exchange_heads
 from surefoot.parallel.data_parallel import Replicas
 from surefoot.parallel.expert import check_experts, spread_experts

@@ -26,7 +26,7 @@ import psutil
 import torch.distributed as dist
 
 from surefoot.core.errors import EXIT_FAILED, RankError
-from surefoot.observe.lock import birth_of, this_place
+from surefoot.observe.files.lock import birth_of, this_place
 from surefoot.observe.watch import ASK_SIGNAL
 from surefoot.parallel.lost import Failure, How, claim, first_failure, named
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from surefoot.judge.compare import Comparison, Outcome
 from surefoot.judge.statistics import Spread
-from surefoot.observe.atomic import atomic_write
-from surefoot.observe.run_data import RunData
-from surefoot.report import opening
+from surefoot.observe.files.atomic import atomic_write
+from surefoot.observe.readers.run_data import RunData
+from surefoot.report import overview
 from surefoot.report.markup import PageSection, chip, details, duration, escape, table, tag
 from surefoot.report.markup import number as shown
 from surefoot.report.page import curves_body, page
@@ -35,7 +35,7 @@ def write_comparison(runs: Sequence[RunData], comparison: Comparison, target: Pa
 def comparison_page(runs: Sequence[RunData], comparison: Comparison) -> str:
     """The page as HTML."""
     drawn = runs[:MOST_RUNS]
-    marks = [opening.marks_of(run, ()) for run in drawn]
+    marks = [overview.marks_of(run, ()) for run in drawn]
     curves = page_data(drawn, comparison.labels[: len(drawn)], marks)
     sections = [
         PageSection("curves", "Curves", curves_body(curves)),
@@ -54,7 +54,7 @@ def _head(runs: Sequence[RunData], comparison: Comparison) -> str:
         (
             label,
             run.name,
-            chip(run.summary.status.value, opening.LEVEL_OF_STATUS[run.summary.status]),
+            chip(run.summary.status.value, overview.LEVEL_OF_STATUS[run.summary.status]),
             "–" if run.summary.step is None else f"{run.summary.step:,}",
             run.config.get("seed", "–"),
             duration(run.seconds if run.stretches else None),
@@ -128,5 +128,5 @@ def _contracts(comparison: Comparison) -> str:
     body = ""
     for label, verdict in zip(comparison.labels, comparison.verdicts, strict=True):
         if verdict is not None:
-            body += f"<h3>{escape(label)}: {escape(verdict.claim)}</h3>" + opening.clauses(verdict)
+            body += f"<h3>{escape(label)}: {escape(verdict.claim)}</h3>" + overview.clauses(verdict)
     return body or '<p class="soft">None of these runs has a contract.</p>'

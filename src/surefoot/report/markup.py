@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from surefoot.observe.text import format_bytes, format_duration, format_number
+from surefoot.observe.formatting import format_bytes, format_duration, format_number
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from surefoot.core.errors import SurefootError
 from surefoot.diagnosis.doctor import Diagnosis, examine
 from surefoot.diagnosis.readers import read_recording
 from surefoot.judge.contract import verdict_on
-from surefoot.observe.atomic import atomic_write
-from surefoot.observe.run_data import RunData, read_run
+from surefoot.observe.files.atomic import atomic_write
+from surefoot.observe.readers.run_data import RunData, read_run
 from surefoot.observe.run_folder import REPORT_NAME
-from surefoot.report import measures, opening, papers
+from surefoot.report import attachments, measurements, overview
 from surefoot.report.markup import PageSection
 from surefoot.report.page import curves_body, page
 from surefoot.report.series import page_data
@@ -43,22 +43,22 @@ def page_of(run: RunData, baseline: RunData | None = None) -> str:
     verdict = verdict_on(run)
     diagnosis = _diagnosis(run)
     findings = () if diagnosis is None else diagnosis.findings
-    curves = page_data([run], [""], [opening.marks_of(run, findings)])
+    curves = page_data([run], [""], [overview.marks_of(run, findings)])
     sections: list[PageSection | None] = [
-        None if diagnosis is None else opening.findings_section(findings, diagnosis.consequences),
+        None if diagnosis is None else overview.findings_section(findings, diagnosis.consequences),
         PageSection("curves", "Curves", curves_body(curves)),
-        measures.slices_section(run, verdict),
-        opening.subject_section(run),
-        measures.time_section(run),
-        measures.memory_section(run),
-        measures.data_section(run),
-        papers.config_section(run, baseline),
-        papers.environment_section(run),
-        papers.history_section(run),
-        papers.resume_section(run),
+        measurements.slices_section(run, verdict),
+        overview.subject_section(run),
+        measurements.time_section(run),
+        measurements.memory_section(run),
+        measurements.data_section(run),
+        attachments.config_section(run, baseline),
+        attachments.environment_section(run),
+        attachments.history_section(run),
+        attachments.resume_section(run),
     ]
     kept = [section for section in sections if section is not None]
-    return page(f"{run.name} · Surefoot", opening.head(run, verdict), kept, curves)
+    return page(f"{run.name} · Surefoot", overview.head(run, verdict), kept, curves)
 
 
 def _diagnosis(run: RunData) -> Diagnosis | None:

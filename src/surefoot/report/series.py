@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from surefoot.observe.run_data import RunData, Steps
-from surefoot.observe.stretches import elapsed_at
+from surefoot.observe.readers.run_data import RunData, Steps
+from surefoot.observe.readers.stretches import elapsed_at
 
 MAX_POINTS = 2000
 """Points of one curve that are written as they are; more are put into buckets."""

@@ -18,7 +18,7 @@ from surefoot.core.units import Seconds
 from surefoot.observe.events import EventKind, read_events
 from surefoot.observe.metrics_log import last_step_row
 from surefoot.observe.metrics_schema import number
-from surefoot.observe.stretches import DEVICES_KEY, LAST_SEEN_KEY, stretches_of
+from surefoot.observe.readers.stretches import DEVICES_KEY, LAST_SEEN_KEY, stretches_of
 
 Item = TypeVar("Item")
 Tell = Callable[[str, str, Mapping[str, object]], None]

@@ -13,7 +13,7 @@ from surefoot.assembly.deciding import deciding_fields, deciding_metric
 from surefoot.config.sections import Settings
 from surefoot.config.sections.contract import ContractOnSection
 from surefoot.core.errors import RequestError
-from surefoot.observe.run_data import read_run
+from surefoot.observe.readers.run_data import read_run
 from surefoot.tasks.task import Task
 
 

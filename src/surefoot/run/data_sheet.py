@@ -21,7 +21,7 @@ from torch import Tensor
 from surefoot.assembly.material import Prepared
 from surefoot.data.sources.stream import StreamSource
 from surefoot.numerics.determinism import preserved_rng
-from surefoot.observe.atomic import atomic_write
+from surefoot.observe.files.atomic import atomic_write
 
 DATA_SHEET_NAME = "data-sheet.json"
 NUM_TEXTS = 3

@@ -32,14 +32,14 @@ from surefoot.engine.loop import Loop, LoopParts, Outcome
 from surefoot.engine.spike_guard import RollBack
 from surefoot.engine.window import Window, leaving_out
 from surefoot.numerics.determinism import preserved_rng
+from surefoot.observe.bad_batches import keep_batch
 from surefoot.observe.events import EventKind, EventLog, failure_event
-from surefoot.observe.evidence import keep_batch
 from surefoot.observe.latest import LatestMetrics
-from surefoot.observe.ledger import TIME_LEDGER_NAME, LedgerReading, Phase, add_stretch
 from surefoot.observe.metrics_log import MetricsLog
 from surefoot.observe.observers import Observers
 from surefoot.observe.probes import ResourceProbe, UtilizationProbe
 from surefoot.observe.run_folder import RunFolder
+from surefoot.observe.time_ledger import TIME_LEDGER_NAME, LedgerReading, Phase, add_stretch
 from surefoot.observe.watch import HangWatch, stacks_path
 from surefoot.optim.registry import optimizer_notes
 from surefoot.parallel.lookout import Attachment

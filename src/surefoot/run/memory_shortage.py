@@ -16,9 +16,9 @@ from torch import Tensor
 
 from surefoot.assembly.run_parts import Assembly
 from surefoot.engine.refusal import is_out_of_memory
-from surefoot.observe.atomic import atomic_write
+from surefoot.observe.files.atomic import atomic_write
+from surefoot.observe.formatting import format_bytes
 from surefoot.observe.probes import MemoryProbe
-from surefoot.observe.text import format_bytes
 from surefoot.tasks.generation import GenerationTask
 from surefoot.tasks.scoring import takes_finish
 

@@ -20,7 +20,6 @@ from surefoot.config.load import Resolved
 from surefoot.core.errors import RankError, SurefootError
 from surefoot.engine.interrupt import Agreement
 from surefoot.observe.events import EventKind
-from surefoot.observe.ledger import Phase
 from surefoot.observe.run_folder import (
     ARTIFACTS_NAME,
     CHECKPOINTS_NAME,
@@ -28,6 +27,7 @@ from surefoot.observe.run_folder import (
     METRICS_NAME,
     RunFolder,
 )
+from surefoot.observe.time_ledger import Phase
 from surefoot.parallel.health import Pace, RankHealth
 from surefoot.parallel.lookout import asked_elsewhere
 from surefoot.parallel.ranks import Ranks, any_of, from_first

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from surefoot.core.errors import CheckpointError, DataError
-from surefoot.observe.atomic import free_name_beside
+from surefoot.observe.files.atomic import free_name_beside
 from surefoot.observe.latest import LatestMetrics
 from surefoot.observe.metrics_log import MetricsLog
 from surefoot.observe.run_folder import METRICS_NAME

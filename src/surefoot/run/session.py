@@ -24,15 +24,15 @@ from surefoot.core.schedules import Undecided
 from surefoot.data.sources.stream import StreamPlan
 from surefoot.engine.interrupt import StopOnSignal
 from surefoot.numerics.modes import mode_sensitive_modules
-from surefoot.observe.console import ConsoleView
 from surefoot.observe.evaluations import EvaluationFiles
 from surefoot.observe.events import read_events
+from surefoot.observe.formatting import format_path
+from surefoot.observe.readers.run_data import read_contract
 from surefoot.observe.record import RunRecord, collect_record, write_record
-from surefoot.observe.run_data import read_contract
 from surefoot.observe.run_folder import CONFIG_NAME, RunFolder, find_begun_run, naming_folder
 from surefoot.observe.sinks import TensorBoardSink
-from surefoot.observe.text import format_path
-from surefoot.observe.view import RunFacts, Unit
+from surefoot.observe.terminal.console import ConsoleView
+from surefoot.observe.terminal.view import RunFacts, Unit
 from surefoot.observe.watch import flight_recorder_files, set_where_free
 from surefoot.parallel.lookout import attached
 from surefoot.parallel.sizes import ParameterSizes

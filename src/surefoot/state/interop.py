@@ -19,7 +19,7 @@ from torch import Tensor
 
 from surefoot.core.errors import CheckpointError, MissingDataError, RequestError
 from surefoot.models.gpt import GPTConfig
-from surefoot.state.finding import read_newest
+from surefoot.state.checkpoint_search import read_newest
 from surefoot.state.gpt_names import to_transformers
 from surefoot.state.manifest import Manifest
 from surefoot.state.run_state import averaged_weights_of, weights_of

@@ -20,8 +20,8 @@ from surefoot.core.errors import CheckpointError, DiskRefusedError
 from surefoot.core.units import Steps
 from surefoot.parallel.ranks import Ranks
 from surefoot.state.commit import Draft, commit
+from surefoot.state.host_copies import HostStage
 from surefoot.state.retention import Keep, Retention
-from surefoot.state.staging import HostStage
 
 SAVE = "save"
 SAVE_PAUSED = "save-paused"

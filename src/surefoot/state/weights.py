@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from surefoot.core.errors import CheckpointError, MissingDataError
-from surefoot.state.finding import read_newest
+from surefoot.state.checkpoint_search import read_newest
 from surefoot.state.run_state import check_same_tensors, weights_of
 from surefoot.state.tree import memory_seen
 

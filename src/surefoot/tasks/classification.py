@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from surefoot.core.errors import DataError, ModelError
 from surefoot.tasks.calling import call_model, logits_of, target_of
-from surefoot.tasks.checks import check_indices
 from surefoot.tasks.constants import ConstantTensor, widest
 from surefoot.tasks.losses import IGNORE_INDEX, cross_entropy_sum
 from surefoot.tasks.metrics import correct_sum
 from surefoot.tasks.task import Direction, MetricSums
+from surefoot.tasks.value_checks import check_indices
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from surefoot.core.errors import DataError, ModelError
 from surefoot.tasks.calling import find_target, named_entries
-from surefoot.tasks.checks import check_indices
 from surefoot.tasks.constants import ConstantTensor
 from surefoot.tasks.losses import IGNORE_INDEX, sequence_cross_entropy_sum, shift_labels
 from surefoot.tasks.scoring import Places, Scoring, WholeScores
 from surefoot.tasks.task import Direction, MetricSums
+from surefoot.tasks.value_checks import check_indices
 
 
 @dataclass(frozen=True, eq=False)

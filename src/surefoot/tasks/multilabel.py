@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from surefoot.core.errors import DataError, ModelError
 from surefoot.tasks.calling import call_model, logits_of, target_mask_of, target_of
-from surefoot.tasks.checks import check_within, fitted_mask
 from surefoot.tasks.constants import ConstantTensor
 from surefoot.tasks.losses import binary_cross_entropy_sum
 from surefoot.tasks.task import Direction, MetricSums
+from surefoot.tasks.value_checks import check_within, fitted_mask
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from surefoot.core.errors import ModelError
 from surefoot.tasks.calling import call_model, logits_of, target_mask_of, target_of
-from surefoot.tasks.checks import check_finite, fitted_mask
 from surefoot.tasks.losses import absolute_error_sum, huber_sum, squared_error_sum
 from surefoot.tasks.task import Direction, MetricSums
+from surefoot.tasks.value_checks import check_finite, fitted_mask
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from surefoot.config.sections import Recipe
 from surefoot.core.errors import RequestError, SurefootError
 from surefoot.parallel.launch import launch
 from surefoot.parallel.mesh import AXES, resolve_sizes
-from surefoot.verify.children import child, error_of
+from surefoot.verify.processes import child, error_of
 from surefoot.verify.window_numbers import (
     ERROR_NAME,
     MODULE,

@@ -24,7 +24,7 @@ from surefoot.engine.spike_guard import RollBack, RolledBack
 from surefoot.engine.step import Update
 from surefoot.engine.window import Window, leaving_out
 from surefoot.numerics.clipping import tensor_norms
-from surefoot.observe.evidence import read_event
+from surefoot.observe.bad_batches import read_event
 from surefoot.observe.metrics_schema import number
 from surefoot.observe.run_folder import CHECKPOINTS_NAME
 from surefoot.run.resume_rules import BEGUN_FOR_KEY

@@ -23,7 +23,7 @@ from surefoot.observe.metrics_schema import deterministic
 from surefoot.observe.run_folder import CHECKPOINTS_NAME, METRICS_NAME
 from surefoot.run.resume_rules import Tier
 from surefoot.state.checkpoint import list_checkpoints, newest_whole
-from surefoot.verify.children import child, error_of
+from surefoot.verify.processes import child, error_of
 from surefoot.verify.state_hash import differing_pieces
 from surefoot.verify.traced_run import TracedRun, TracePoint, read_trace, run_traced
 

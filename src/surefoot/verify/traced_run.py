@@ -30,7 +30,7 @@ from surefoot.engine.evaluate import OpenSet
 from surefoot.observe.run_folder import RunFolder
 from surefoot.run.resume_rules import Resumption
 from surefoot.run.session import config_of, train_in_folder
-from surefoot.verify.children import write_error
+from surefoot.verify.processes import write_error
 from surefoot.verify.state_hash import piece_hashes
 
 RUN_NAME = "proof"

@@ -35,7 +35,7 @@ from surefoot.parallel.join import fails_first
 from surefoot.parallel.launch import end_with_launcher
 from surefoot.state.tensor_file import write_tensors
 from surefoot.tasks.task import split_dependence
-from surefoot.verify.children import write_error
+from surefoot.verify.processes import write_error
 
 PASSED_NAME = "passed.json"
 ERROR_NAME = "error.json"

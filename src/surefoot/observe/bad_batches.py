@@ -16,7 +16,7 @@ from torch import Tensor
 
 from surefoot.core.errors import RequestError
 from surefoot.core.reports import Event
-from surefoot.observe.atomic import atomic_write
+from surefoot.observe.files.atomic import atomic_write
 from surefoot.observe.metrics_log import strict
 
 BAD_BATCHES_NAME = "bad-batches"

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from rich.console import Console as Terminal
@@ -20,10 +21,10 @@ from rich.console import Console as Terminal
 from observe.samples import EVALUATION, REPORT, report
 from surefoot.core.errors import SurefootError
 from surefoot.core.reports import Event
-from surefoot.observe import console as module
-from surefoot.observe.console import ConsoleView, Mode, choose_mode
 from surefoot.observe.observers import Observers
-from surefoot.observe.view import RunFacts
+from surefoot.observe.terminal import console as module
+from surefoot.observe.terminal.console import ConsoleView, Mode, choose_mode
+from surefoot.observe.terminal.view import RunFacts
 
 FACTS = RunFacts("a-run", "runs/a-run", 100)
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
@@ -208,8 +209,8 @@ PROGRAM = """
 import os, signal, sys, time
 sys.path.insert(0, sys.argv[1])
 from observe.samples import report
-from surefoot.observe.console import ConsoleView
-from surefoot.observe.view import RunFacts
+from surefoot.observe.terminal.console import ConsoleView
+from surefoot.observe.terminal.view import RunFacts
 view = ConsoleView(RunFacts("a-run", "runs/a-run", 100), "live").start()
 print("one line of the user's own")
 view.on_step(report(3))
@@ -238,7 +239,7 @@ finally:
 
 @pytest.mark.parametrize("how", ["end", "error", "interrupt", "forget", "fork"])
 def test_the_terminal_is_given_back_however_the_program_ends(screen: Screen, how: str) -> None:
-    tests = os.path.dirname(os.path.dirname(__file__))
+    tests = str(Path(__file__).parents[2])
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, tests, how],
         stdin=subprocess.DEVNULL,

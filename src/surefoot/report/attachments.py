@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config.load import Difference, differences
-from surefoot.observe.run_data import RunData
-from surefoot.observe.runs import RunStatus
+from surefoot.observe.readers.run_data import RunData
+from surefoot.observe.readers.runs import RunStatus
 from surefoot.report.markup import PageSection, details, escape, moment, size, table, tag
 from surefoot.state.checkpoint import list_checkpoints
 

@@ -11,8 +11,8 @@ from typing import Any
 from surefoot.judge.compare import LARGER_IS_BETTER, SMALLER_IS_BETTER
 from surefoot.judge.verdict import Standing, Verdict
 from surefoot.observe.events import EventKind
-from surefoot.observe.ledger import TIME_LEDGER_NAME
-from surefoot.observe.run_data import RunData
+from surefoot.observe.readers.run_data import RunData
+from surefoot.observe.time_ledger import TIME_LEDGER_NAME
 from surefoot.report.markup import PageSection, chip, details, duration, escape, size, table, tag
 from surefoot.report.markup import number as shown
 

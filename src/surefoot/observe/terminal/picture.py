@@ -11,9 +11,9 @@ import re
 
 from rich.console import Console
 
-from surefoot.observe.curve import braille_dots
-from surefoot.observe.frame import render_frame
-from surefoot.observe.view import View
+from surefoot.observe.terminal.braille import braille_dots
+from surefoot.observe.terminal.frame import render_frame
+from surefoot.observe.terminal.view import View
 
 # Sizes of a character cell in Rich's SVG export.
 _CHARACTER_WIDTH = 12.2

@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from surefoot.core.reports import EvalReport, Event
-from surefoot.observe.curve import Axes, braille_lines, sparkline
-from surefoot.observe.text import format_bytes, format_count, format_duration, format_number
-from surefoot.observe.view import State, View
+from surefoot.observe.formatting import format_bytes, format_count, format_duration, format_number
+from surefoot.observe.terminal.braille import Axes, braille_lines, sparkline
+from surefoot.observe.terminal.view import State, View
 
 MIN_WIDTH_WITH_CURVE = 76
 MAX_WIDTH = 120

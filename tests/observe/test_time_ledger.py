@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot.observe import ledger as module
-from surefoot.observe.ledger import Phase, TimeLedger
+from surefoot.observe import time_ledger as module
+from surefoot.observe.time_ledger import Phase, TimeLedger
 
 
 class Clock:

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from surefoot.core.errors import RunFolderError
-from surefoot.observe import lock
-from surefoot.observe.lock import LOCK_NAME, NO_LOCKS_HERE, Owner, read_owner
+from surefoot.observe.files import lock
+from surefoot.observe.files.lock import LOCK_NAME, NO_LOCKS_HERE, Owner, read_owner
 
 HEARTBEAT_NAME = ".heartbeat"
 _RETRY_SECONDS = 0.2

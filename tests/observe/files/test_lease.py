@@ -14,9 +14,17 @@ from pathlib import Path
 import pytest
 
 from surefoot.core.errors import RunFolderError
-from surefoot.observe import lock, run_folder
-from surefoot.observe.lease import HEARTBEAT_NAME, Lease, LeaseTimes, owns
-from surefoot.observe.lock import LOCK_NAME, Owner, birth_of, is_in_use, read_owner, this_place
+from surefoot.observe import run_folder
+from surefoot.observe.files import lock
+from surefoot.observe.files.lease import HEARTBEAT_NAME, Lease, LeaseTimes, owns
+from surefoot.observe.files.lock import (
+    LOCK_NAME,
+    Owner,
+    birth_of,
+    is_in_use,
+    read_owner,
+    this_place,
+)
 
 QUICK = LeaseTimes(beat_seconds=0.02, silent_seconds=0.3, settle_seconds=0.1)
 ELSEWHERE = replace(Owner.here(), host="far", place="another boot pid:[1]", attempt="0123456789ab")
@@ -191,6 +199,6 @@ def test_a_forked_writer_may_ask_but_not_give_back(tmp_path: Path) -> None:
 
 
 def test_this_place_is_the_same_for_all_processes_here() -> None:
-    program = "from surefoot.observe.lock import this_place; print(this_place())"
+    program = "from surefoot.observe.files.lock import this_place; print(this_place())"
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert other.stdout.strip() == this_place()

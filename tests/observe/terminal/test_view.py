@@ -13,15 +13,15 @@ from rich.console import Console
 
 from observe.samples import EVALUATION, report
 from surefoot.core.reports import Event
-from surefoot.observe.curve import Axes, braille_dots, braille_lines, sparkline
-from surefoot.observe.frame import (
+from surefoot.observe.terminal.braille import Axes, braille_dots, braille_lines, sparkline
+from surefoot.observe.terminal.frame import (
     plain_eval_line,
     plain_event_line,
     plain_step_line,
     render_frame,
 )
-from surefoot.observe.picture import frame_as_svg
-from surefoot.observe.view import Curve, RunFacts, Tracker, Unit, View
+from surefoot.observe.terminal.picture import frame_as_svg
+from surefoot.observe.terminal.view import Curve, RunFacts, Tracker, Unit, View
 
 FACTS = RunFacts("stdlib-gpt", "runs/x_stdlib-gpt", 100, "steps", "tokens", "cpu", "fp32")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from time import perf_counter_ns
 from types import TracebackType
 
-from surefoot.observe.atomic import atomic_write
+from surefoot.observe.files.atomic import atomic_write
 
 TIME_LEDGER_NAME = "time-ledger.json"
 """Below the artifacts of a run."""

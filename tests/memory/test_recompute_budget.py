@@ -9,8 +9,8 @@ from torch import nn
 from parallel.small_runs import settings_of, small_gpt, train
 from surefoot.config.load import resolve_settings
 from surefoot.core.errors import ConfigError, RequestError
-from surefoot.memory.budget import ActivationBudget, budget_blocks
 from surefoot.memory.recompute import recompute_blocks
+from surefoot.memory.recompute_budget import ActivationBudget, budget_blocks
 from surefoot.models.gpt import GPT
 
 BLOCKS = 4

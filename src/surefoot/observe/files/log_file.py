@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from surefoot.observe.atomic import atomic_write, free_name_beside, read_from
+from surefoot.observe.files.atomic import atomic_write, free_name_beside, read_from
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,13 @@ from rich.live import Live
 
 from surefoot.core.errors import SurefootError
 from surefoot.core.reports import EvalReport, Event, StepReport
-from surefoot.observe.frame import (
+from surefoot.observe.terminal.frame import (
     plain_eval_line,
     plain_event_line,
     plain_step_line,
     render_frame,
 )
-from surefoot.observe.view import RunFacts, Tracker
+from surefoot.observe.terminal.view import RunFacts, Tracker
 
 Mode = Literal["auto", "live", "plain", "off"]
 

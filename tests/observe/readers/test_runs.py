@@ -19,8 +19,8 @@ from surefoot.core.errors import RunFolderError
 from surefoot.core.reports import Event
 from surefoot.observe.events import EventKind, EventLog, failure_event, read_events
 from surefoot.observe.metrics_log import MetricsLog, read_rows
+from surefoot.observe.readers.runs import list_runs, summarise_run
 from surefoot.observe.run_folder import RunFolder
-from surefoot.observe.runs import list_runs, summarise_run
 
 
 def leave(path: Path, *events: Event, steps: int = 2) -> Path:
@@ -172,7 +172,7 @@ except ValueError as error:
 @pytest.mark.parametrize(("end", "status"), [("kill", "killed"), ("raise", "failed")])
 def test_the_record_is_whole_also_after_a_crash(tmp_path: Path, end: str, status: str) -> None:
     path = tmp_path / "run"
-    tests = str(Path(__file__).parents[1])
+    tests = str(Path(__file__).parents[2])
     process = subprocess.Popen(
         [sys.executable, "-c", CRASHING, str(path), tests, end],
         stdin=subprocess.PIPE,

@@ -23,6 +23,8 @@ from surefoot.core.errors import ConfigError
 from surefoot.core.reports import Event
 from surefoot.observe.events import read_events
 from surefoot.observe.metrics_schema import NON_FINITE
+from surefoot.observe.readers.runs import RunSummary, summarise_run
+from surefoot.observe.readers.stretches import Stretch, stretches_of
 from surefoot.observe.run_folder import (
     CHECKPOINTS_NAME,
     CONFIG_NAME,
@@ -32,8 +34,6 @@ from surefoot.observe.run_folder import (
     RECORD_NAME,
     find_run,
 )
-from surefoot.observe.runs import RunSummary, summarise_run
-from surefoot.observe.stretches import Stretch, stretches_of
 
 NAN = math.nan
 

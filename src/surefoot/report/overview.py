@@ -8,9 +8,9 @@ from typing import Any
 from surefoot.core.finding import Finding
 from surefoot.judge.verdict import Standing, Verdict
 from surefoot.observe.events import EventKind
-from surefoot.observe.run_data import RunData
-from surefoot.observe.runs import RunStatus
-from surefoot.observe.text import format_count
+from surefoot.observe.formatting import format_count
+from surefoot.observe.readers.run_data import RunData
+from surefoot.observe.readers.runs import RunStatus
 from surefoot.report.markup import (
     Markup,
     PageSection,

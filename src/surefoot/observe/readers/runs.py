@@ -13,16 +13,16 @@ from pathlib import Path
 from surefoot.core.errors import DataError, RunFolderError
 from surefoot.core.reports import Event
 from surefoot.observe.events import BEGINNINGS, ENDS, EventKind, read_events
-from surefoot.observe.lock import is_in_use
+from surefoot.observe.files.lock import is_in_use
 from surefoot.observe.metrics_log import last_step_row
 from surefoot.observe.metrics_schema import number
+from surefoot.observe.readers.stretches import stretches_of
 from surefoot.observe.run_folder import (
     CONFIG_NAME,
     EVENTS_NAME,
     METRICS_NAME,
     RECORD_NAME,
 )
-from surefoot.observe.stretches import stretches_of
 
 
 class RunStatus(StrEnum):

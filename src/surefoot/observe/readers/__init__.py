@@ -1,0 +1,1 @@
+"""Readers of finished and running runs. They change nothing."""

@@ -1,0 +1,1 @@
+"""The live view on a terminal, and the same frame as a picture."""
