@@ -141,8 +141,11 @@ class RanksPass:
                 window_losses[term] = counted if seen is None else seen + counted
         self.sync.finish()
         self._share_buffers()
-        summed = self._sum_over_ranks(torch.stack(list(window_losses.values())))
-        return dict(zip(window_losses, summed.unbind(), strict=True))
+        # By name: the terms of a loss may come in another order on another rank.
+        names = sorted(window_losses)
+        summed = self._sum_over_ranks(torch.stack([window_losses[name] for name in names]))
+        by_name = dict(zip(names, summed.unbind(), strict=True))
+        return {name: by_name[name] for name in window_losses}
 
 
 class Seeds:

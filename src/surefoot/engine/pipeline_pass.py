@@ -84,7 +84,8 @@ class PipelinePass:
         for sync in self.pipeline.syncs:
             sync.finish()
         self._share_buffers()
-        names = [TOTAL, *(term for term in denominators if term != TOTAL)]
+        # By name: the terms may come in another order on another rank.
+        names = [TOTAL, *sorted(term for term in denominators if term != TOTAL)]
         here = [losses[name] for name in names] if losses else None
         told = self.pipeline.from_last(here, len(names))
         return dict(zip(names, self._sum_over_ranks(told).unbind(), strict=True))

@@ -44,10 +44,13 @@ class HostSums:
         Raises:
             CutShort: a rank has left; so does this one.
         """
-        own = [float(weight) if self._mesh.leads else 0.0 for weight in weights.values()]
+        # By name: a mapping may be in another order on another rank.
+        terms = sorted(weights)
+        own = [float(weights[term]) if self._mesh.leads else 0.0 for term in terms]
         if self._meet(own, leaves=False):
             raise CutShort
-        return dict(zip(weights, self._sums, strict=False))
+        sums = dict(zip(terms, self._sums, strict=False))
+        return {term: sums[term] for term in weights}
 
     def leave(self) -> None:
         """Comes to the meeting of a window that this rank will not have."""
@@ -88,18 +91,21 @@ class SharedBuffers:
 
     def __init__(self, model: nn.Module, mesh: Mesh) -> None:
         kept = model.state_dict().keys()
-        self._buffers: Sequence[Tensor] = [
-            buffer for name, buffer in model.named_buffers() if name in kept
-        ]
+        groups: dict[torch.dtype, list[Tensor]] = {}
+        # By name, and number types by their first buffer: never the order of a set, which is that
+        # of memory addresses and so another on every rank.
+        for name, buffer in sorted(model.named_buffers(), key=lambda named: named[0]):
+            if name in kept:
+                groups.setdefault(buffer.dtype, []).append(buffer)
+        self._groups: Sequence[Sequence[Tensor]] = list(groups.values())
         self._mesh = mesh
 
     def share(self) -> None:
         """Called by every rank after each window."""
-        for axis in self._mesh.item_axes() if self._buffers else ():
+        for axis in self._mesh.item_axes() if self._groups else ():
             group = self._mesh.group(axis)
             source = dist.get_global_rank(group, 0)
-            for dtype in {buffer.dtype for buffer in self._buffers}:
-                same = [buffer for buffer in self._buffers if buffer.dtype == dtype]
+            for same in self._groups:
                 flat = torch.cat([buffer.reshape(-1) for buffer in same])
                 dist.broadcast(flat, src=source, group=group)
                 parts = flat.split([buffer.numel() for buffer in same])

@@ -139,6 +139,7 @@ def refuse_different_runs(resolved: Resolved[Any], prepared: Prepared, assembly:
         "code": digest_of_code(resolved.as_dict()),
         **{f"config {path}": repr(value) for path, value in _flat(resolved.as_dict())},
         **{f"data {name}": value for name, value in prepared.fingerprints().items()},
+        "order of validation sets": ", ".join(assembly.material.validation),
         INITIAL_WEIGHTS: assembly.initial_digest,
     }
     refuse_differences(ranks, facts)

@@ -67,7 +67,7 @@ class MetricTotals:
         return tuple(self._totals)
 
     def stacked(self) -> Tensor:
-        """[M, 2] of (numerator, denominator): what a reduction over ranks adds up."""
+        """[M, 2] of (numerator, denominator), in the order of `names`."""
         return torch.stack(tuple(self._totals.values()))
 
     def pairs(self) -> dict[str, tuple[Tensor, Tensor]]:
@@ -82,9 +82,15 @@ class MetricTotals:
         return totals
 
     def combine(self, reduce: Callable[[Tensor], Tensor]) -> None:
-        """Replaces the totals by what `reduce` makes of `stacked`, such as the sums over ranks."""
-        names = self.names
-        self._totals = dict(zip(names, reduce(self.stacked()).unbind(), strict=True))
+        """Replaces the totals by what `reduce` makes of them, such as the sums over ranks.
+
+        `reduce` is given rows of (numerator, denominator) in the order of the names, which is the
+        same on all ranks whatever the order in which their metrics were computed.
+        """
+        names = sorted(self._totals)
+        rows = reduce(torch.stack([self._totals[name] for name in names])).unbind()
+        reduced = dict(zip(names, rows, strict=True))
+        self._totals = {name: reduced[name] for name in self._totals}
 
     def denominator(self, name: str) -> float:
         """Items that metric `name` was averaged over; for `loss` of several terms, the first's."""
