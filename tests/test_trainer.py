@@ -14,7 +14,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import surefoot
-from surefoot.assembly.material import call_target, import_target
 from surefoot.cli import main as command
 from surefoot.core.errors import (
     EXIT_REQUEST,
@@ -24,6 +23,7 @@ from surefoot.core.errors import (
     RequestError,
     SurefootError,
 )
+from surefoot.core.targets import call_target, import_target
 
 INPUTS = torch.arange(64.0).reshape(16, 4) / 64
 LABELS = torch.arange(16) % 3

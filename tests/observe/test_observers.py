@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from observe.samples import EVALUATION, REPORT
-from surefoot.core.reports import EvalReport, Event, StepReport
-from surefoot.observe.observers import Observers
+from surefoot.core.errors import RequestError
+from surefoot.core.reports import EvalReport, Event, Observer, StepReport
+from surefoot.observe.observers import Observers, as_observer
 
 EVENT = Event("save", 3, "saved", {}, 1.0)
 
@@ -107,3 +108,75 @@ def test_closing_raises_the_records_error_after_all_are_closed() -> None:
     with pytest.raises(ValueError, match="broken"):
         observers.close()
     assert record.closed == 1
+
+
+class Losses:
+    """Has one of the methods."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def on_step(self, report: StepReport) -> None:
+        self.losses.append(report.loss)
+
+
+class Inherited(Observer):
+    """Has one, and inherits the others."""
+
+    def __init__(self) -> None:
+        self.kinds: list[str] = []
+
+    def on_event(self, event: Event) -> None:
+        self.kinds.append(event.kind)
+
+
+def test_every_method_is_optional() -> None:
+    record, losses, inherited = Recorder(), Losses(), Inherited()
+    observers = Observers([record], [losses, inherited])
+    tell(observers)
+    observers.close()
+    assert losses.losses == [REPORT.loss]
+    assert inherited.kinds == ["save"]
+    assert record.told == [REPORT, EVALUATION, EVENT]
+
+
+def test_an_observer_with_one_method_that_fails_is_named() -> None:
+    class Broken:
+        def on_eval(self, report: EvalReport) -> None:
+            raise ValueError("broken")
+
+    record = Recorder()
+    observers = Observers([record], [Broken()])
+    tell(observers)
+    failures = [e for e in record.told if isinstance(e, Event) and e.kind == "observer-failed"]
+    assert [failure.data["observer"] for failure in failures] == ["Broken"]
+
+
+def _with_method(name: str) -> object:
+    return type("Mine", (), {name: lambda self, report: None, "on_step": lambda self, r: None})()
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("on_stepp", "did you mean on_step"),
+        ("on_evaluate", "did you mean on_eval"),
+        ("onstep", "did you mean on_step"),
+        ("on_batch_end", "rename it"),
+    ],
+)
+def test_a_misspelt_method_is_refused(name: str, meant: str) -> None:
+    with pytest.raises(RequestError, match=rf"'{name}', which nobody would call[\s\S]*{meant}"):
+        as_observer(_with_method(name))
+
+
+@pytest.mark.parametrize("name", ["losses", "summary", "write", "step", "events"])
+def test_a_method_of_its_own_is_not_refused(name: str) -> None:
+    as_observer(_with_method(name)).on_step(REPORT)
+
+
+def test_what_observes_nothing_is_refused() -> None:
+    with pytest.raises(RequestError, match="observes nothing"):
+        as_observer(object())
+    with pytest.raises(RequestError, match=r"call it: Losses\(...\)"):
+        as_observer(Losses)

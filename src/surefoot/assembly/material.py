@@ -5,11 +5,8 @@ The user's own code is imported by name, never evaluated, and printed. Nothing i
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
-import importlib
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -20,6 +17,7 @@ from surefoot.assembly.run_parts import Material
 from surefoot.config.sections import Recipe
 from surefoot.config.sections.data import CustomDataSection
 from surefoot.core.errors import ModelError, RequestError
+from surefoot.core.targets import call_target, import_target
 from surefoot.data.sources.base import DataSplits
 from surefoot.data.sources.datasets import as_source, split_source
 from surefoot.data.sources.images import open_image_folder
@@ -302,69 +300,6 @@ def freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
             )
         for parameter in matched:
             parameter.requires_grad_(False)
-
-
-def call_target(target: str, arguments: Mapping[str, Any], where: str) -> Any:
-    """Imports `package.module:Name` and calls it with the arguments of the recipe.
-
-    Raises:
-        RequestError: it is not there, or does not take these arguments.
-    """
-    found = import_target(target, where)
-    try:
-        inspect.signature(found).bind(**arguments)
-    except TypeError as error:
-        raise RequestError(
-            f"{target} cannot be called so: {error}",
-            where=f"{where} with {dict(arguments)}",
-            rule="arguments are passed by name",
-            remedy=f"it is {target.partition(':')[2]}{inspect.signature(found)}"
-            if callable(found)
-            else "name a class or function",
-        ) from error
-    except ValueError:
-        pass  # Some classes written in C do not tell their signature.
-    return found(**arguments)
-
-
-def import_target(target: str, where: str) -> Any:
-    """Imports `package.module:Name`; evaluates nothing.
-
-    Raises:
-        RequestError: the module or the name in it is not there.
-    """
-    module_name, _, path = target.partition(":")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise RequestError(
-                f"{module_name} was found, but imports {error.name}, which is not there",
-                where=where,
-                rule="the user's own code is imported with all that it imports",
-                remedy=f"install {error.name}, or correct the import",
-            ) from error
-        raise RequestError(
-            f"there is no module {module_name}",
-            where=where,
-            rule="the user's own code is imported from the working directory or the environment",
-            remedy="start surefoot where the module lies, or install its package",
-        ) from error
-    for name in path.split("."):
-        if not hasattr(found, name):
-            raise RequestError(
-                f"{module_name} has no {path}",
-                where=where,
-                rule="package.module:Name",
-                remedy=_near_name(name, dir(found)),
-            )
-        found = getattr(found, name)
-    return found
-
-
-def _near_name(name: str, names: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {near[0]}?" if near else "name a class or function of that module"
 
 
 def _path_or_none(path: str) -> str | None:

@@ -1,22 +1,25 @@
-"""Doors for other packages: what they bring by entry points. It imports only what is asked for.
+"""The registry: every part that a recipe may name, ours and those of other packages.
 
-A package declares, in its `pyproject.toml`, `[project.entry-points."surefoot.optimizers"]` with
-`name = "package.module:object"`. A name that two packages bring is refused: no order of
+Ours are listed here by their target. Another package lists its own in its `pyproject.toml`: a group
+`[project.entry-points."surefoot.optimizers"]` with `name = "package.module:object"`. Both are found
+and loaded alike, and only what is asked for is imported. A name means one part: no order of
 installation decides what a run does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, Final, Protocol
 
 from surefoot.core.errors import RequestError
+from surefoot.core.targets import import_target
 
 
 class Door(Enum):
-    """Kinds of parts that other packages bring; the value is the group of the entry points."""
+    """Kinds of parts; the value is the group of the entry points."""
 
     OPTIMIZERS = "surefoot.optimizers"
     SCHEDULES = "surefoot.schedules"
@@ -31,15 +34,49 @@ class Door(Enum):
     CAUSES = "surefoot.causes"
 
 
+CUSTOM: Final = "custom"
+"""The kind of a part that a recipe names by its target."""
+GIVEN: Final = "given"
+"""The kind of a part that Python code has handed in."""
+
+OURS: Final[Mapping[Door, Mapping[str, str]]] = {
+    Door.OBSERVERS: {
+        "heartbeat": "surefoot.observe.heartbeat:Heartbeat",
+        "stopwatch": "surefoot.observe.stopwatch:Stopwatch",
+    },
+    Door.SINKS: {
+        "csv": "surefoot.observe.csv_sink:CsvSink",
+        "tensorboard": "surefoot.observe.sinks:tensorboard",
+    },
+}
+"""Name to target. Audit rules and the doctor's causes are listed by their own packages."""
+
+
+class ChosenPart(Protocol):
+    """A section of a recipe that names a part."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def target(self) -> str: ...
+
+
+def ours(door: Door) -> dict[str, EntryPoint]:
+    """Our own parts, by name."""
+    found = OURS.get(door, {})
+    return {name: EntryPoint(name, found[name], door.value) for name in sorted(found)}
+
+
 def brought(door: Door) -> Mapping[str, EntryPoint]:
     """The parts that installed packages bring, by name, sorted; nothing of them is imported.
 
     Raises:
-        RequestError: two packages bring a part of one name.
+        RequestError: two packages bring a part of one name, or one brings a name of ours.
     """
+    taken = ours(door)
     found: dict[str, EntryPoint] = {}
     for entry in sorted(entry_points(group=door.value), key=lambda entry: entry.name):
-        other = found.get(entry.name)
+        other = taken.get(entry.name) or found.get(entry.name)
         # An environment may list one installation twice.
         if other is not None and other.value != entry.value:
             raise RequestError(
@@ -52,19 +89,41 @@ def brought(door: Door) -> Mapping[str, EntryPoint]:
     return found
 
 
+def parts(door: Door) -> dict[str, EntryPoint]:
+    """All parts of that kind: ours, then those of other packages.
+
+    Raises:
+        RequestError: a name means two parts.
+    """
+    return {**ours(door), **brought(door)}
+
+
+def is_part(door: Door, name: str) -> bool:
+    """Whether there is a part of that name."""
+    return name in OURS.get(door, {}) or name in brought(door)
+
+
+def origin_of(entry: EntryPoint) -> str:
+    """Which package brings a part, with its version: `surefoot` for ours."""
+    return "surefoot" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
+
+
 def load_part(door: Door, name: str) -> Any:
     """Imports the part of that name.
 
     Raises:
-        RequestError: no package brings it, or it cannot be imported.
+        RequestError: there is none, or it cannot be imported.
     """
-    entries = brought(door)
+    entries = ours(door)
+    if name not in entries:
+        entries |= brought(door)
     if name not in entries:
         raise RequestError(
             f"no installed package brings {name!r}",
             where=f"entry points {door.value}",
             rule=f"there are: {', '.join(entries) or 'none'}",
-            remedy="install the package that brings it, or correct the name",
+            remedy=near_name(name, entries)
+            or "install the package that brings it, or correct the name",
         )
     try:
         return entries[name].load()
@@ -75,3 +134,31 @@ def load_part(door: Door, name: str) -> Any:
             rule="an entry point names package.module:object",
             remedy="correct or remove the package that brings it",
         ) from error
+
+
+def find_part(door: Door, chosen: ChosenPart, where: str) -> Any:
+    """Imports what a section of a recipe names: its target, or the part of that kind.
+
+    Args:
+        where: dotted path of the section.
+
+    Raises:
+        RequestError: it is not there, or cannot be imported.
+    """
+    if chosen.kind == CUSTOM:
+        return import_target(chosen.target, f"{where}.target")
+    return load_part(door, chosen.kind)
+
+
+def label_of(door: Door, chosen: ChosenPart) -> str:
+    """What a section names, in words: the target, and for a part by name its package."""
+    if chosen.kind in (CUSTOM, GIVEN):
+        return chosen.target
+    entry = parts(door).get(chosen.kind)
+    return chosen.kind if entry is None else f"{entry.value} ({origin_of(entry)})"
+
+
+def near_name(name: str, names: Sequence[str] | Mapping[str, Any]) -> str:
+    """Which name was likely meant, as a question; empty where none is near."""
+    near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else ""

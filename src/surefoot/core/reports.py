@@ -84,12 +84,28 @@ class Event:
 
 
 class Observer(Protocol):
-    """Reads reports. It must not keep the run waiting and cannot change it."""
+    """Reads reports. It must not keep the run waiting and cannot change it.
 
-    def on_step(self, report: StepReport) -> None: ...
+    Every method is optional: an object with one of them is an observer. A class that inherits from
+    this one has the others, which do nothing.
 
-    def on_eval(self, report: EvalReport) -> None: ...
+    >>> class Losses(Observer):
+    ...     def __init__(self) -> None:
+    ...         self.losses: list[float] = []
+    ...
+    ...     def on_step(self, report: StepReport) -> None:
+    ...         self.losses.append(report.loss)
+    >>> Losses().on_event(Event("note", 0, "nothing happens"))
+    """
 
-    def on_event(self, event: Event) -> None: ...
+    def on_step(self, report: StepReport) -> None:
+        """One update, once its numbers have arrived."""
 
-    def close(self) -> None: ...
+    def on_eval(self, report: EvalReport) -> None:
+        """One evaluation of one validation set."""
+
+    def on_event(self, event: Event) -> None:
+        """A start, a save, a skip, a failure; see `surefoot.observe.events.EventKind`."""
+
+    def close(self) -> None:
+        """The run ends; called once, also where it fails."""

@@ -1,17 +1,79 @@
 """Hands each report to many observers, and keeps one that fails from harming the run.
 
 Essential observers are the record of the run: their errors are the run's errors. Any other observer
-that raises is left out from then on, said once as an event. It never changes a report.
+that raises is left out from then on, said once as an event. It never changes a report. An observer
+that is given may have some of the methods only; one whose method nobody would call is refused.
 """
 
 from __future__ import annotations
 
+import difflib
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
+from surefoot.core.errors import RequestError
 from surefoot.core.reports import EvalReport, Event, Observer, StepReport
 from surefoot.observe.events import EventKind
+
+METHODS: Final = ("on_step", "on_eval", "on_event", "close")
+NEAR: Final = 0.75
+"""Similarity from which a method's name is taken for a misspelt one, of 1."""
+
+
+@dataclass(frozen=True)
+class FilledObserver:
+    """An observer that has some of the methods; the others do nothing."""
+
+    name: str
+    on_step: Callable[[StepReport], None]
+    on_eval: Callable[[EvalReport], None]
+    on_event: Callable[[Event], None]
+    close: Callable[[], None]
+
+
+def as_observer(given: Any) -> Observer:
+    """The observer itself, or with methods that do nothing in the place of those it lacks.
+
+    Raises:
+        RequestError: it is a class, has none of the methods, or a method whose name is near to one
+            of them and that nobody would call.
+    """
+    name = type(given).__name__
+    rule = f"an observer has at least one of the methods {', '.join(METHODS)}"
+    if isinstance(given, type):
+        raise RequestError(
+            f"the observer is the class {given.__name__}",
+            where="observers",
+            rule="an observer is an object",
+            remedy=f"call it: {given.__name__}(...)",
+        )
+    for word in dir(given):
+        if word in METHODS or word.startswith("_") or not callable(getattr(given, word, None)):
+            continue
+        near = difflib.get_close_matches(word, METHODS[:3], n=1, cutoff=NEAR)
+        if near or word.startswith("on_"):
+            raise RequestError(
+                f"the observer {name} has a method {word!r}, which nobody would call",
+                where="observers",
+                rule=rule,
+                remedy=f"did you mean {near[0]}?"
+                if near
+                else f"rename it: it begins with {'on_'!r}",
+            )
+    has = [method for method in METHODS if callable(getattr(given, method, None))]
+    if not set(has) - {"close"}:
+        raise RequestError(f"the observer {name} observes nothing", where="observers", rule=rule)
+    if len(has) == len(METHODS):
+        return given
+    methods = {method: getattr(given, method, _nothing) for method in METHODS}
+    return FilledObserver(name, **methods)
+
+
+def _nothing(*_: object) -> None:
+    return None
 
 
 class Observers:
@@ -19,12 +81,15 @@ class Observers:
 
     Args:
         essential: metrics log and event log; told first, in this order, and closed last.
-        optional: console, sinks, the user's own.
+        optional: console, sinks, the user's own, each with some of the methods at least.
+
+    Raises:
+        RequestError: one of the optional ones is no observer.
     """
 
-    def __init__(self, essential: Sequence[Observer], optional: Sequence[Observer] = ()) -> None:
+    def __init__(self, essential: Sequence[Observer], optional: Sequence[object] = ()) -> None:
         self._essential = tuple(essential)
-        self._optional = tuple(optional)
+        self._optional = tuple(map(as_observer, optional))
         self._step = 0
 
     def on_step(self, report: StepReport) -> None:
@@ -81,7 +146,7 @@ class Observers:
             self._report(observer, second)
 
     def _report(self, observer: Observer, error: Exception) -> None:
-        name = type(observer).__name__
+        name = observer.name if isinstance(observer, FilledObserver) else type(observer).__name__
         self.on_event(
             Event(
                 EventKind.OBSERVER_FAILED,

@@ -108,6 +108,11 @@ class TensorBoardSink:
         return self._record(wall_time=moment, step=item.step, summary=self._summary(value=values))
 
 
+def tensorboard(folder: Path) -> TensorBoardSink:
+    """The sink of a run, in `tensorboard/` of its folder."""
+    return TensorBoardSink(folder / "tensorboard")
+
+
 def scalars(report: StepReport | EvalReport) -> Mapping[str, float]:
     """The tags and values that a report becomes."""
     return dict(_step_scalars(report) if isinstance(report, StepReport) else _eval_scalars(report))
