@@ -7,20 +7,18 @@ It knows nothing of order, devices or processes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from surefoot.core.errors import DataError, SurefootError
-from surefoot.data.augment import preserved_cpu_rng, seed_for_sample
+from surefoot.data.augment import DrawWatch, preserved_cpu_rng, seed_for_sample
 from surefoot.data.batch import SINGLE_TERM, describe, is_aligned, map_tensors
 from surefoot.data.order import IndexArray
 
 WeightFunction = Callable[[Any], float | Mapping[str, float]]
 
 
-@dataclass(frozen=True)
 class Fetcher:
     """Reads and collates samples of one source.
 
@@ -30,9 +28,11 @@ class Fetcher:
         seed: key of the randomness of samples.
     """
 
-    source: Any
-    weight: WeightFunction
-    seed: int
+    def __init__(self, source: Any, weight: WeightFunction, seed: int) -> None:
+        self.source = source
+        self.weight = weight
+        self.seed = seed
+        self._watch: DrawWatch | None = DrawWatch() if source.is_random else None
 
     def __call__(self, epoch: int, indices: IndexArray) -> tuple[Any, dict[str, float]]:
         """Collated batch and its weights.
@@ -41,18 +41,21 @@ class Fetcher:
             DataError: a sample cannot be read, samples do not fit together, or the weight is not
                 a number >= 0; the dataset and the sample ids are named.
         """
-        source = self.source
-        ids = indices.tolist()
-        if source.is_random:
-            with preserved_cpu_rng():
-                samples = []
-                for index in ids:
-                    seed_for_sample(self.seed, epoch, index)
-                    samples.append(self._read(index))
-                # What collation draws (a mask, a mix of samples) is keyed by the batch's first id.
-                seed_for_sample(self.seed, epoch, ids[0])
-                data = aligned(collated(source, samples, ids))
-                return data, checked_weights(self.weight, data, source, ids)
+        if not self.source.is_random:
+            return self._fetch(indices)
+        if self._watch is not None:
+            found = self._watch.read(lambda: self._fetch_one_by_one(indices.tolist()))
+            if found is not None:
+                return found
+            # From the first batch that draws a number on, each sample gets its seed at once.
+            self._watch = None
+        with preserved_cpu_rng():
+            return self._fetch_one_by_one(
+                indices.tolist(), lambda index: seed_for_sample(self.seed, epoch, index)
+            )
+
+    def _fetch(self, indices: IndexArray) -> tuple[Any, dict[str, float]]:
+        source, ids = self.source, indices.tolist()
         batch_of = getattr(source, "batch", None)
         if batch_of is None:
             data = collated(source, self._read_many(ids), ids)
@@ -64,6 +67,18 @@ class Fetcher:
             except Exception as error:
                 raise self._failure(ids, error) from error
         data = aligned(data)
+        return data, checked_weights(self.weight, data, source, ids)
+
+    def _fetch_one_by_one(
+        self, ids: list[int], seed_for: Callable[[int], None] = lambda index: None
+    ) -> tuple[Any, dict[str, float]]:
+        source, samples = self.source, []
+        for index in ids:
+            seed_for(index)
+            samples.append(self._read(index))
+        # What collation draws (a mask, a mix of samples) is keyed by the batch's first id.
+        seed_for(ids[0])
+        data = aligned(collated(source, samples, ids))
         return data, checked_weights(self.weight, data, source, ids)
 
     def _read_many(self, ids: list[int]) -> list[Any]:
