@@ -92,15 +92,15 @@ def test_every_verb_takes_what_a_step_has_saved(
     folder = tmp_path / "saved"
     step = saved(folder, 2, 3)
     for path in (folder, folder / "step-00000002"):
-        assert command.run(["checkpoint", "verify", str(path)]) == EXIT_DONE
+        assert command.invoke(["checkpoint", "verify", str(path)]) == EXIT_DONE
     capsys.readouterr()
-    assert command.run(["checkpoint", "inspect", str(folder), "--json", "-"]) == EXIT_DONE
+    assert command.invoke(["checkpoint", "inspect", str(folder), "--json", "-"]) == EXIT_DONE
     answer = json.loads(capsys.readouterr().out)
     assert answer["about"]["settings"]["optimizer"]["lr"] == 0.05
-    assert command.run(["checkpoint", "inspect", str(folder)]) == EXIT_DONE
+    assert command.invoke(["checkpoint", "inspect", str(folder)]) == EXIT_DONE
     assert f'step.resume("{folder}")' in capsys.readouterr().out
     out = tmp_path / "out"
-    assert command.run(["checkpoint", "export", str(folder), "--out", str(out)]) == EXIT_DONE
+    assert command.invoke(["checkpoint", "export", str(folder), "--out", str(out)]) == EXIT_DONE
     exported = load_file(out / "model.safetensors")
     for weights in (exported, read_weights(folder), read_weights(folder / "step-00000003")):
         assert torch.equal(weights["weight"], weight_of(step))

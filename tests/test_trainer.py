@@ -80,9 +80,9 @@ def test_a_run_begun_in_python_is_resumed_there(
 ) -> None:
     run = trainer(runs=tmp_path).fit()
     assert "Linear" not in repr(run)
-    assert command.run(["train", "--resume", str(run.folder)]) == EXIT_REQUEST
+    assert command.invoke(["train", "--resume", str(run.folder)]) == EXIT_REQUEST
     assert f'trainer.fit(resume="{run.folder}")' in capsys.readouterr().err
-    assert command.run(["checkpoint", "inspect", str(run.folder)]) == 0
+    assert command.invoke(["checkpoint", "inspect", str(run.folder)]) == 0
     assert f'trainer.fit(resume="{run.folder}")' in capsys.readouterr().out
     with pytest.raises(RequestError, match="model=M"):
         surefoot.load(run.folder)

@@ -52,7 +52,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def check(recipe: str, capsys: Capture, *options: str) -> tuple[int, dict[str, Any]]:
-    code = command.run(["check", recipe, "--only", "resume", "--json", "-", *options])
+    code = command.invoke(["check", recipe, "--only", "resume", "--json", "-", *options])
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
     return code, answer["checks"]["resume"] if "checks" in answer else answer
 
@@ -93,7 +93,7 @@ def test_a_training_that_fails_by_itself_is_not_a_failed_proof(own: Path, capsys
     "options", [[], ["--only", "overfit-batch"], ["--only", "resume", "--out", "."]]
 )
 def test_what_is_not_there_is_refused(own: Path, options: list[str], capsys: Capture) -> None:
-    assert command.run(["check", "keeps.yaml", *options]) == EXIT_REQUEST
+    assert command.invoke(["check", "keeps.yaml", *options]) == EXIT_REQUEST
     assert "do:" in capsys.readouterr().err
 
 

@@ -41,7 +41,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def inspect(path: Path, *options: str) -> int:
-    return command.run(["checkpoint", "inspect", str(path), *options])
+    return command.invoke(["checkpoint", "inspect", str(path), *options])
 
 
 def facts_of(path: Path, capsys: Capture, *options: str) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def test_any_damage_is_found_and_told(name: str, run: Path, capsys: Capture) -> 
     assert "damaged: " in out and "surefoot train --resume" in out
     answer = facts_of(run, capsys)
     assert answer["whole"] is False and answer["damage"]
-    assert command.run(["checkpoint", "verify", str(run)]) == EXIT_FOUND
+    assert command.invoke(["checkpoint", "verify", str(run)]) == EXIT_FOUND
 
 
 @pytest.mark.parametrize("name", ["nowhere", "."])
@@ -169,7 +169,7 @@ def trained(tmp_path: Path) -> Path:
 
 
 def verify(path: Path, capsys: Capture) -> tuple[int, list[str]]:
-    code = command.run(["checkpoint", "verify", str(path), "--json", "-"])
+    code = command.invoke(["checkpoint", "verify", str(path), "--json", "-"])
     answer = json.loads(capsys.readouterr().out)
     return code, [checkpoint["verdict"] for checkpoint in answer["checkpoints"]]
 
@@ -188,7 +188,7 @@ def test_every_damaged_checkpoint_is_named(trained: Path, capsys: Capture) -> No
     code, verdicts = verify(trained, capsys)
     assert code == EXIT_FOUND and verdicts[1] == "whole"
     assert verdicts[0].startswith("damaged: model.safetensors")
-    assert command.run(["checkpoint", "verify", str(trained)]) == EXIT_FOUND
+    assert command.invoke(["checkpoint", "verify", str(trained)]) == EXIT_FOUND
     assert "goes back to step-00000006" in capsys.readouterr().out
 
 

@@ -21,7 +21,9 @@ def train(recipe: str, root: Path, *sets: str, more: tuple[str, ...] = ()) -> tu
     answer = root / "answer.json"
     root.mkdir(exist_ok=True)
     words = [word for value in ("log.console=off", *sets) for word in ("--set", value)]
-    code = command.run(["train", recipe, "--runs", str(root), "--json", str(answer), *words, *more])
+    code = command.invoke(
+        ["train", recipe, "--runs", str(root), "--json", str(answer), *words, *more]
+    )
     return code, json.loads(answer.read_text())
 
 
@@ -85,7 +87,7 @@ def test_a_run_that_keeps_its_contract_is_well(
     assert code == EXIT_DONE
     assert answer["verdict"]["standing"] == "held"
     assert Path(answer["report"]).is_file()
-    assert command.run(["runs", str(tmp_path / "runs")]) == EXIT_DONE
+    assert command.invoke(["runs", str(tmp_path / "runs")]) == EXIT_DONE
     assert "held" in capsys.readouterr().out
 
 
@@ -150,7 +152,7 @@ def test_compare_of_two_seeds_says_no_difference_shown(
 ) -> None:
     folders = [train(recipe, tmp_path / "runs", f"seed={n}")[1]["folder"] for n in range(2)]
     page = tmp_path / "both.html"
-    assert command.run(["compare", *folders, "--html", str(page)]) == EXIT_DONE
+    assert command.invoke(["compare", *folders, "--html", str(page)]) == EXIT_DONE
     assert "no difference shown" in capsys.readouterr().out
     assert "No difference shown" in page.read_text()
-    assert command.run(["compare", folders[0]]) == EXIT_REQUEST
+    assert command.invoke(["compare", folders[0]]) == EXIT_REQUEST

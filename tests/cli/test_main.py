@@ -39,13 +39,13 @@ def raising(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., in
             raise error
 
         monkeypatch.setattr(observed_runs, "list_runs", raise_it)
-        return command.run(["runs", str(tmp_path), *options])
+        return command.invoke(["runs", str(tmp_path), *options])
 
     return run
 
 
 def test_alone_it_prints_its_help(capsys: Capture) -> None:
-    assert command.run([]) == EXIT_DONE
+    assert command.invoke([]) == EXIT_DONE
     out = capsys.readouterr().out
     for verb in ("train", "show", "runs", "checkpoint"):
         assert verb in out
@@ -78,7 +78,7 @@ def test_python_dash_m_is_the_same_command() -> None:
 def test_a_typo_is_answered_with_what_was_meant(
     arguments: list[str], answer: str, capsys: Capture
 ) -> None:
-    assert command.run(arguments) == EXIT_REQUEST
+    assert command.invoke(arguments) == EXIT_REQUEST
     captured = capsys.readouterr()
     assert answer in captured.err
     assert "--help" in captured.err
@@ -88,7 +88,7 @@ def test_a_typo_is_answered_with_what_was_meant(
 
 def test_a_mesh_of_other_ranks_is_refused_before_any_starts(capsys: Capture) -> None:
     arguments = ["train", "--nproc", "2", "--set", "parallel.shard=3"]
-    assert command.run(arguments) == EXIT_REQUEST
+    assert command.invoke(arguments) == EXIT_REQUEST
     err = capsys.readouterr().err
     assert "does not make 2 ranks" in err
     assert "do: use parallel.shard=" in err
@@ -104,7 +104,7 @@ def test_a_mesh_of_other_ranks_is_refused_before_any_starts(capsys: Capture) -> 
 def test_what_cannot_be_meant_is_refused(
     arguments: list[str], answer: str, capsys: Capture
 ) -> None:
-    assert command.run(arguments) == EXIT_REQUEST
+    assert command.invoke(arguments) == EXIT_REQUEST
     assert answer in capsys.readouterr().err
 
 

@@ -148,9 +148,9 @@ def test_the_command_says_what_it_found(
     assert folder is not None
     evidence = folder / events(folder, "spike")[0].data["evidence"]
     answer = tmp_path / "answer.json"
-    assert command.run(["train", "--replay", str(evidence), "--json", str(answer)]) == 0
+    assert command.invoke(["train", "--replay", str(evidence), "--json", str(answer)]) == 0
     assert "the same, to the bit" in capsys.readouterr().out
-    assert command.run(["train", "--replay", str(evidence), "--dry-run"]) == EXIT_REQUEST
+    assert command.invoke(["train", "--replay", str(evidence), "--dry-run"]) == EXIT_REQUEST
     found = json.loads(answer.read_text())
     assert found["is_same"] is True and found["largest_gradients"]
 

@@ -54,7 +54,7 @@ def test_the_table_and_what_to_do_next(tmp_path: Path, capsys: Capture) -> None:
     make_run(tmp_path, "first", ["start", "finished"], [3.0, 2.0])
     second = make_run(tmp_path, "second", ["start"], [float("nan")])
     (tmp_path / "not a run").mkdir()
-    assert command.run(["runs", str(tmp_path)]) == EXIT_DONE
+    assert command.invoke(["runs", str(tmp_path)]) == EXIT_DONE
     out = capsys.readouterr().out
     header, first_row, second_row = out.splitlines()[:3]
     assert header.split() == ["run", "status", "step", "loss", "best", "verdict", "took", "last"]
@@ -69,22 +69,22 @@ def test_the_table_and_what_to_do_next(tmp_path: Path, capsys: Capture) -> None:
 
 def test_a_finished_run_is_not_offered_for_a_resume(tmp_path: Path, capsys: Capture) -> None:
     make_run(tmp_path, "first", ["start", "finished"], [3.0])
-    command.run(["runs", str(tmp_path)])
+    command.invoke(["runs", str(tmp_path)])
     assert "--resume" not in capsys.readouterr().out
 
 
 def test_the_json(tmp_path: Path, capsys: Capture) -> None:
     path = make_run(tmp_path, "first", ["start", "stopped"], [float("nan")])
-    assert command.run(["runs", str(tmp_path), "--json", "-"]) == EXIT_DONE
+    assert command.invoke(["runs", str(tmp_path), "--json", "-"]) == EXIT_DONE
     (row,) = json.loads(capsys.readouterr().out)["runs"]
     assert (row["path"], row["status"], row["loss"]) == (str(path), "stopped", "NaN")
 
 
 def test_an_empty_folder_says_what_to_do(tmp_path: Path, capsys: Capture) -> None:
-    assert command.run(["runs", str(tmp_path)]) == EXIT_DONE
+    assert command.invoke(["runs", str(tmp_path)]) == EXIT_DONE
     assert "surefoot train" in capsys.readouterr().out
 
 
 def test_a_missing_folder_is_refused(tmp_path: Path, capsys: Capture) -> None:
-    assert command.run(["runs", str(tmp_path / "none")]) == EXIT_REQUEST
+    assert command.invoke(["runs", str(tmp_path / "none")]) == EXIT_REQUEST
     assert "does not exist" in capsys.readouterr().err

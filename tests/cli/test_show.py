@@ -15,10 +15,10 @@ Capture = pytest.CaptureFixture[str]
 
 def shown(capsys: Capture, *words: str) -> tuple[str, dict[str, Any]]:
     """What people see, and the JSON."""
-    assert command.run(["show", *words]) == EXIT_DONE
+    assert command.invoke(["show", *words]) == EXIT_DONE
     text = capsys.readouterr().out
     assert "next:" in text
-    assert command.run(["show", *words, "--json", "-"]) == EXIT_DONE
+    assert command.invoke(["show", *words, "--json", "-"]) == EXIT_DONE
     captured = capsys.readouterr()
     assert captured.err == text
     facts: dict[str, Any] = json.loads(captured.out)
@@ -101,7 +101,7 @@ def test_a_long_schedule_is_sampled_with_its_ends(
 
 def test_a_horizon_in_time_has_no_curve(recipe: str, capsys: Capture) -> None:
     words = ["show", "schedule", recipe, "--set", "train.horizon=1 h"]
-    assert command.run([*words, "--set", "schedule.kind=constant"]) == EXIT_REQUEST
+    assert command.invoke([*words, "--set", "schedule.kind=constant"]) == EXIT_REQUEST
     assert "known only afterwards" in capsys.readouterr().err
 
 
@@ -127,12 +127,12 @@ def test_hardware_names_the_devices_and_the_precision_of_auto(capsys: Capture) -
 
 @pytest.mark.parametrize("word", ["config", "params", "schedule", "modes"])
 def test_a_recipe_that_is_not_there_is_refused(word: str, capsys: Capture) -> None:
-    assert command.run(["show", word, "nowhere"]) == EXIT_REQUEST
+    assert command.invoke(["show", word, "nowhere"]) == EXIT_REQUEST
     err = capsys.readouterr().err
     assert "nowhere" in err
     assert "Traceback" not in err
 
 
 def test_a_typo_in_a_recipe_answers_with_the_right_key(recipe: str, capsys: Capture) -> None:
-    assert command.run(["show", "config", recipe, "--set", "optimizer.lrr=1"]) == EXIT_REQUEST
+    assert command.invoke(["show", "config", recipe, "--set", "optimizer.lrr=1"]) == EXIT_REQUEST
     assert "did you mean optimizer.lr?" in capsys.readouterr().err

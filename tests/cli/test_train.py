@@ -20,7 +20,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def train(*words: str) -> int:
-    return command.run(["train", *words])
+    return command.invoke(["train", *words])
 
 
 def step_rows(folder: Path) -> list[dict[str, Any]]:

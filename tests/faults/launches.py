@@ -160,7 +160,7 @@ def _be_rank(arguments: list[str], env: Mapping[str, str], faults: tuple[Fault, 
     for fault in faults:
         if os.environ["RANK"] == str(fault.rank):
             _arm(fault)
-    code = command.run(arguments)
+    code = command.invoke(arguments)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -248,7 +248,7 @@ def launch(arguments: list[str], faults: tuple[Fault, ...], output: str) -> None
         if fault.moment == "clock"
     ]
     _start_when_the_command_listens(timers)
-    raise SystemExit(command.run(arguments))
+    raise SystemExit(command.invoke(arguments))
 
 
 def _start_when_the_command_listens(timers: list[threading.Timer]) -> None:

@@ -96,7 +96,9 @@ def test_a_run_whose_configuration_is_lost_is_not_said_to_be_empty(run: Path) ->
         fit(run.parent, resume=run)
     assert "deleted" not in str(caught.value) and "export" in caught.value.remedy
     # What the remedy names is so.
-    assert command.run(["checkpoint", "export", str(run), "--out", str(run / "out")]) == EXIT_DONE
+    assert (
+        command.invoke(["checkpoint", "export", str(run), "--out", str(run / "out")]) == EXIT_DONE
+    )
     start_from(nn.Linear(3, 1), run)
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(RunFolderError, match="rows of its metrics are there"):
@@ -109,7 +111,7 @@ def test_a_configuration_that_is_no_text_is_refused_by_its_name(run: Path) -> No
         with pytest.raises(RunFolderError, match=said) as caught:
             fit(run.parent, resume=run)
         assert caught.value.where == str(run / "config.yaml")
-        assert command.run(["train", "--resume", str(run)]) == EXIT_REQUEST
+        assert command.invoke(["train", "--resume", str(run)]) == EXIT_REQUEST
 
 
 def test_folders_that_a_copy_has_lost_are_made_again(run: Path) -> None:

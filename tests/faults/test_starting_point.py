@@ -228,10 +228,10 @@ def test_the_command_goes_on_from_a_checkpoint(
 ) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(RECIPE)
-    assert command.run(["train", str(recipe), "--runs", str(tmp_path / "runs")]) == EXIT_DONE
+    assert command.invoke(["train", str(recipe), "--runs", str(tmp_path / "runs")]) == EXIT_DONE
     (run,) = (tmp_path / "runs").iterdir()
     older = run / "checkpoints" / "step-00000002"
-    assert command.run(["train", "--resume", str(older)]) == EXIT_DONE
+    assert command.invoke(["train", "--resume", str(older)]) == EXIT_DONE
     assert f"surefoot runs {run.parent}" in capsys.readouterr().out
     assert resumes(run)[0]["checkpoint"] == older.name
     assert [row["step"] for row in rows(run)] == [1, 2, 3, 4]

@@ -116,7 +116,7 @@ def run_command(arguments: list[str], trigger: Trigger | None, output: str) -> N
     torch.set_num_threads(1)
     if trigger is not None:
         _arm(trigger)
-    code = command.run(arguments)
+    code = command.invoke(arguments)
     # As a program would end; what runs at its exit is not what is looked at.
     raise SystemExit(code)
 

@@ -118,7 +118,7 @@ def test_ranks_hold_what_was_rehearsed(ranks: RankPool, axes: dict[str, int]) ->
 
 def test_the_command_shows_it(capsys: Capture) -> None:
     words = ["show", "layout", "diabetes-mlp", "--ranks", "64", "--set", "parallel.shard=8"]
-    assert command.run([*words, "--json", "-"]) == EXIT_DONE
+    assert command.invoke([*words, "--json", "-"]) == EXIT_DONE
     answer = json.loads(capsys.readouterr().out)
     assert (answer["ranks"], answer["bubble_fraction"]) == (64, None)
     assert [row[:2] for row in answer["axes"]] == [["replicate", 8], ["shard", 8]]
@@ -127,5 +127,5 @@ def test_the_command_shows_it(capsys: Capture) -> None:
 
 def test_a_mesh_that_makes_other_ranks_is_refused_by_the_command(capsys: Capture) -> None:
     words = ["show", "layout", "diabetes-mlp", "--ranks", "6", "--set", "parallel.shard=4"]
-    assert command.run(words) == EXIT_REQUEST
+    assert command.invoke(words) == EXIT_REQUEST
     assert "6 ranks" in capsys.readouterr().err

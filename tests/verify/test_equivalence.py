@@ -66,7 +66,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def check(recipe: str, capsys: Capture, *options: str) -> tuple[int, dict[str, Any]]:
-    code = command.run(["check", recipe, "--only", "equivalence", "--json", "-", *options])
+    code = command.invoke(["check", recipe, "--only", "equivalence", "--json", "-", *options])
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
     return code, answer
 
