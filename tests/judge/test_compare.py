@@ -10,7 +10,7 @@ import pytest
 
 from judge.folders import CONFIG, CONTRACT, make_folder
 from surefoot.core.reports import Event
-from surefoot.judge.compare import Outcome, compare_runs
+from surefoot.judge.compare import ComparisonOutcome, compare_runs
 from surefoot.judge.statistics import spread_of, t_quantile, welch
 from surefoot.observe.readers.run_data import RunData, read_run
 
@@ -29,7 +29,7 @@ def several(root: Path, name: str, values: list[float], **changes: Any) -> list[
     ]
 
 
-def outcome(runs: list[RunData]) -> Outcome:
+def outcome(runs: list[RunData]) -> ComparisonOutcome:
     (result,) = [r for r in compare_runs(runs).results if r.metric == "validation/accuracy"]
     return result.outcome
 
@@ -48,32 +48,32 @@ def test_two_seeds_alone_show_no_difference(tmp_path: Path) -> None:
 
 def test_one_run_of_each_is_not_enough(tmp_path: Path) -> None:
     runs = [made(tmp_path, "a", 0.1), made(tmp_path, "b", 0.9, config=OTHER)]
-    assert outcome(runs) is Outcome.NOT_SHOWN
+    assert outcome(runs) is ComparisonOutcome.NOT_SHOWN
     assert "1 and 1 finished seeds" in compare_runs(runs).claim
 
 
 @pytest.mark.parametrize(
     ("after", "shown"),
     [
-        ([0.95, 0.96, 0.97], Outcome.BETTER),
-        ([0.65, 0.66, 0.67], Outcome.WORSE),
-        ([0.805, 0.83, 0.79], Outcome.NO_DIFFERENCE),
-        ([0.95, 0.96], Outcome.NOT_SHOWN),
+        ([0.95, 0.96, 0.97], ComparisonOutcome.BETTER),
+        ([0.65, 0.66, 0.67], ComparisonOutcome.WORSE),
+        ([0.805, 0.83, 0.79], ComparisonOutcome.NO_DIFFERENCE),
+        ([0.95, 0.96], ComparisonOutcome.NOT_SHOWN),
     ],
 )
 def test_three_seeds_of_each_tell_a_difference(
-    tmp_path: Path, after: list[float], shown: Outcome
+    tmp_path: Path, after: list[float], shown: ComparisonOutcome
 ) -> None:
     runs = several(tmp_path, "a", [0.80, 0.81, 0.82])
     runs += several(tmp_path, "b", after, config=OTHER)
     assert outcome(runs) is shown
-    assert compare_runs(runs).stops_a_pipeline is (shown is Outcome.WORSE)
+    assert compare_runs(runs).stops_a_pipeline is (shown is ComparisonOutcome.WORSE)
 
 
 def test_the_same_seed_twice_is_one_repeat(tmp_path: Path) -> None:
     runs = several(tmp_path, "a", [0.80, 0.81, 0.82])
     again = [made(tmp_path, f"b{i}", 0.95, seed=0, config=OTHER) for i in range(3)]
-    assert outcome(runs + again) is Outcome.NOT_SHOWN
+    assert outcome(runs + again) is ComparisonOutcome.NOT_SHOWN
 
 
 def test_runs_that_did_not_finish_do_not_count(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_runs_that_did_not_finish_do_not_count(tmp_path: Path) -> None:
     runs += several(tmp_path, "b", [0.95, 0.96], config=OTHER)
     killed = [Event("start", 0, "started", {}, 1000.0)]
     runs.append(made(tmp_path, "b2", 0.97, 2, config=OTHER, events=killed))
-    assert outcome(runs) is Outcome.NOT_SHOWN
+    assert outcome(runs) is ComparisonOutcome.NOT_SHOWN
 
 
 def test_other_data_is_another_experiment(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_broken_contract_of_a_later_run_stops_a_pipeline(tmp_path: Path) -> No
 def test_a_metric_that_is_not_finite_shows_nothing(tmp_path: Path) -> None:
     runs = several(tmp_path, "a", [0.80, 0.81, 0.82])
     runs += several(tmp_path, "b", [0.95, 0.96, float("nan")], config=OTHER)
-    assert outcome(runs) is Outcome.NOT_SHOWN
+    assert outcome(runs) is ComparisonOutcome.NOT_SHOWN
 
 
 # Published quantiles of Student's t, 0.975.

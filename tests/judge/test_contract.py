@@ -11,21 +11,21 @@ import pytest
 from judge.folders import BUDGET, CONFIG, CONTRACT, finished, make_folder
 from surefoot.core.reports import Event
 from surefoot.judge.contract import verdict_on
-from surefoot.judge.verdict import Clause, Standing, Verdict
+from surefoot.judge.verdict import Clause, ContractVerdict, Standing
 from surefoot.observe.readers.run_data import read_run
 
 HELD, BROKEN, NOT_SHOWN = Standing.HELD, Standing.BROKEN, Standing.NOT_SHOWN
 START = Event("start", 0, "started", {"devices": 1}, 1000.0)
 
 
-def verdict(path: Path, **changes: Any) -> Verdict:
+def verdict(path: Path, **changes: Any) -> ContractVerdict:
     contract = {**CONTRACT, **changes.pop("contract", {})}
     found = verdict_on(read_run(make_folder(path, contract=contract, **changes)))
     assert found is not None
     return found
 
 
-def clause(found: Verdict, name: str) -> Clause:
+def clause(found: ContractVerdict, name: str) -> Clause:
     (one,) = [clause for clause in found.clauses if clause.name == name]
     return one
 

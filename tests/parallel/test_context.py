@@ -23,7 +23,7 @@ from parallel.small_runs import (
 from parallel.traffic import Traffic
 from surefoot.config.sections.parallel import ParallelSection
 from surefoot.core.errors import DataError, RequestError
-from surefoot.parallel.context import SequenceParts, checked_plan, cut_task
+from surefoot.parallel.context import SequenceParts, checked_plan, shard_sequence
 from surefoot.parallel.mesh import MeshSizes
 from surefoot.parallel.ring import pass_around
 from surefoot.tasks.classification import ClassificationTask
@@ -263,14 +263,14 @@ def mesh_of(**sizes: int) -> Any:
 def test_other_models_tasks_and_axes_are_refused() -> None:
     section = ParallelSection(context=2)
     with pytest.raises(RequestError, match="no plan says where the places of a sequence meet"):
-        cut_task(GenerationTask(24), small_classifier(), mesh_of(context=2), section)
+        shard_sequence(GenerationTask(24), small_classifier(), mesh_of(context=2), section)
     with pytest.raises(RequestError, match="a ClassificationTask cannot be computed on parts"):
-        cut_task(ClassificationTask(3), small_gpt(), mesh_of(context=2), section)
+        shard_sequence(ClassificationTask(3), small_gpt(), mesh_of(context=2), section)
     with pytest.raises(RequestError, match=r"parallel.context = 2, and parallel.pipeline"):
-        cut_task(GenerationTask(24), small_gpt(), mesh_of(context=2, pipeline=2), section)
+        shard_sequence(GenerationTask(24), small_gpt(), mesh_of(context=2, pipeline=2), section)
     dropping = small_gpt(experts={"num_experts": 4, "capacity_factor": 1.0})
     with pytest.raises(RequestError, match="and the experts have a capacity"):
-        cut_task(GenerationTask(24), dropping, mesh_of(context=2), section)
+        shard_sequence(GenerationTask(24), dropping, mesh_of(context=2), section)
 
 
 def test_a_ring_drops_no_weights_of_attention() -> None:

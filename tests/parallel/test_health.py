@@ -10,7 +10,7 @@ import torch
 from parallel.rank_pool import RankPool
 from parallel.small_runs import assembled, settings_of
 from surefoot.core.errors import RankError
-from surefoot.parallel.health import Pace, RankHealth, checksums, refuse_differences, slow_rank
+from surefoot.parallel.health import RankHealth, RankTimes, checksums, refuse_differences, slow_rank
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -39,13 +39,13 @@ def test_parts_at_other_places_are_not_compared() -> None:
 
 
 def test_the_slow_rank_is_named_with_its_phase() -> None:
-    quick = Pace(10.0, {"data wait": 0.5, "forward": 3.0})
+    quick = RankTimes(10.0, {"data wait": 0.5, "forward": 3.0})
     assert slow_rank([quick, quick]) is None
-    slow = Pace(10.0, {"data wait": 4.0, "forward": 3.2})
+    slow = RankTimes(10.0, {"data wait": 4.0, "forward": 3.2})
     text = slow_rank([quick, slow, quick])
     assert text is not None and text.startswith("rank 1 is slow") and text.endswith("data wait")
     assert "3.7 s more" in text
-    slow = Pace(10.0, {"data wait": 0.5, "forward": 5.0})
+    slow = RankTimes(10.0, {"data wait": 0.5, "forward": 5.0})
     text = slow_rank([slow, quick])
     assert text is not None and text.startswith("rank 0 is slow") and text.endswith("forward")
 
@@ -59,7 +59,7 @@ def health_after_a_fault(axes: dict[str, Any], rank: int, name: str) -> tuple[bo
         trainable.update(next(windows))
     trainable.log.settle()
     parameters = list(assembly.material.model.named_parameters())
-    health = RankHealth(place.ranks, parameters, lambda: Pace(1.0, {}), print)
+    health = RankHealth(place.ranks, parameters, lambda: RankTimes(1.0, {}), print)
     health.check(2)
     held = dict(parameters)
     if place.ranks.rank == rank and name in held:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from surefoot.core.errors import RankError
 from surefoot.observe.files.lock import birth_of, this_place
 from surefoot.parallel import lookout as module
-from surefoot.parallel.lookout import Attachment, Lookout, Sign, Silence, behind, sign_key
+from surefoot.parallel.lookout import Lookout, LookoutHooks, Sign, Silence, behind, sign_key
 from surefoot.parallel.lost import Failure, How, claim, first_failure
 
 DEADLINE = 1.0
@@ -52,7 +52,7 @@ class Training:
         self.is_asked = False
         told, end = self.told.append, self.ended.set
         self.lookout = Lookout(store, rank, size, DEADLINE, told, end, keeper)
-        self.attachment = Attachment(
+        self.attachment = LookoutHooks(
             dump=lambda: self.said.append("stacks"),
             record=lambda error: self.said.append(error.what),
             doing=lambda: "an update",

@@ -27,7 +27,10 @@ from surefoot.assembly.task_layout import place_task
 from surefoot.config.load import resolve_settings
 from surefoot.core.errors import RequestError
 from surefoot.parallel.mesh import MeshSizes
-from surefoot.parallel.vocabulary import cut_correct_sum, cut_cross_entropy_sum
+from surefoot.parallel.vocabulary import (
+    vocabulary_parallel_correct_sum,
+    vocabulary_parallel_cross_entropy_sum,
+)
 from surefoot.tasks.classification import ClassificationTask
 from surefoot.tasks.generation import GenerationTask
 from surefoot.tasks.losses import sequence_cross_entropy_sum
@@ -66,10 +69,14 @@ def cut_loss() -> tuple[torch.Tensor, torch.Tensor, int]:
     group = dist.group.WORLD
     assert group is not None
     own = scores.chunk(group.size(), dim=-1)[dist.get_rank()].clone().requires_grad_()
-    loss = cut_cross_entropy_sum(own, expected, group)
+    loss = vocabulary_parallel_cross_entropy_sum(own, expected, group)
     (3.0 * loss).backward()
     assert own.grad is not None
-    return loss.detach(), own.grad, int(cut_correct_sum(own.detach(), expected, group))
+    return (
+        loss.detach(),
+        own.grad,
+        int(vocabulary_parallel_correct_sum(own.detach(), expected, group)),
+    )
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])

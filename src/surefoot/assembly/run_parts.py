@@ -261,7 +261,7 @@ def evaluated_weights(model: nn.Module, trainable: Trainable, use_ema: bool) -> 
             yield
     finally:
         # Also where the evaluation was left: what is saved then is what is trained.
-        trainable.cut()
+        trainable.reshard_all()
 
 
 def seed_rank(seed: int, place: Place) -> None:

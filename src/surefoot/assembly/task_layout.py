@@ -11,9 +11,9 @@ from surefoot.config.sections import Settings
 from surefoot.core.errors import RequestError
 from surefoot.engine.evaluate import as_it_is
 from surefoot.engine.routing import with_routers
-from surefoot.parallel.context import cut_task
+from surefoot.parallel.context import shard_sequence
 from surefoot.parallel.mesh import ONE_RANK, Mesh
-from surefoot.parallel.vocabulary import CutScores
+from surefoot.parallel.vocabulary import VocabularyParallelScores
 from surefoot.tasks.generation import GenerationTask
 from surefoot.tasks.scoring import ChunkedScores, takes_finish
 from surefoot.tasks.task import Task
@@ -26,8 +26,8 @@ def place_task(task: Task, model: nn.Module, settings: Settings, mesh: Mesh | No
         RequestError: the task or the model cannot be computed so.
     """
     scored = _scored(task, model, settings, mesh)
-    cut = cut_task(scored, model, mesh, settings.parallel)
-    return with_routers(cut, model, as_it_is if mesh is None else mesh.sum_over_items)
+    sharded = shard_sequence(scored, model, mesh, settings.parallel)
+    return with_routers(sharded, model, as_it_is if mesh is None else mesh.sum_over_items)
 
 
 def _scored(task: Task, model: nn.Module, settings: Settings, mesh: Mesh | None) -> Task:
@@ -41,7 +41,7 @@ def _scored(task: Task, model: nn.Module, settings: Settings, mesh: Mesh | None)
                 "each rank has the scores of its own words already",
                 "use memory.loss=whole",
             )
-        return generation.scored_by(CutScores(mesh.group("tensor")))
+        return generation.scored_by(VocabularyParallelScores(mesh.group("tensor")))
     if not chunked:
         return task
     generation = _next_token(task, "memory.loss", "whole")

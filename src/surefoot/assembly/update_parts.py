@@ -78,7 +78,7 @@ class Trainable:
     """Where the ranks meet in each update; None for one rank."""
     device_milliseconds: Callable[[], dict[str, float] | None] = lambda: None
     """Where the time of a sampled update goes on the device; None without events of its own."""
-    cut: Callable[[], None] = lambda: None
+    reshard_all: Callable[[], None] = lambda: None
     """Gives up sharded parameters that an evaluation has gathered."""
     sum_up: SumUp | None = None
     """How an evaluation runs where the layers lie on several ranks."""
@@ -162,7 +162,7 @@ def make_trainable(
         FirstBad(model, run_pass, loss_scale, device, place.ranks),
         joint.host_sums,
         clock.milliseconds if clock is not None else lambda: None,
-        laid_out.cut,
+        laid_out.reshard_all,
         joint.sum_up,
         joint.forward_seconds,
     )
@@ -346,8 +346,8 @@ def layers_of(laid_out: LaidOut, place: Place) -> Layers:
         return ALL_LAYERS
     where = place.sizes.coordinates(place.mesh.rank)
     tells = {axis for axis, index in where.items() if index > 0} == {"pipeline"}
-    cut = laid_out.pipeline.cut
-    return Layers(cut.elsewhere, cut.size_elsewhere, tells)
+    stage_plan = laid_out.pipeline.stage_plan
+    return Layers(stage_plan.elsewhere, stage_plan.size_elsewhere, tells)
 
 
 def make_optimizer(

@@ -11,7 +11,7 @@ from surefoot.cli.session import DebugOption, JsonOption, Session, cells, table
 from surefoot.core.errors import EXIT_DONE, EXIT_FOUND, RequestError
 
 if TYPE_CHECKING:
-    from surefoot.judge.compare import Comparison
+    from surefoot.judge.compare import RunComparison
     from surefoot.observe.readers.run_data import RunData
 
 STYLES = {"better": "green", "worse": "bold red", "not enough evidence": "yellow"}
@@ -63,7 +63,7 @@ def compare(
     return code
 
 
-def _facts(runs: list[RunData], comparison: Comparison) -> dict[str, object]:
+def _facts(runs: list[RunData], comparison: RunComparison) -> dict[str, object]:
     return {
         "claim": comparison.claim,
         "deciding": comparison.deciding,
@@ -82,7 +82,7 @@ def _facts(runs: list[RunData], comparison: Comparison) -> dict[str, object]:
     }
 
 
-def _show(session: Session, runs: list[RunData], comparison: Comparison) -> None:
+def _show(session: Session, runs: list[RunData], comparison: RunComparison) -> None:
     shown = table("", "run", "status", "updates", "seed")
     for label, run in zip(comparison.labels, runs, strict=True):
         step = "-" if run.summary.step is None else f"{run.summary.step:,}"
@@ -97,7 +97,7 @@ def _show(session: Session, runs: list[RunData], comparison: Comparison) -> None
     session.say(f"\n{comparison.claim}", style="bold")
 
 
-def _show_differences(session: Session, comparison: Comparison) -> None:
+def _show_differences(session: Session, comparison: RunComparison) -> None:
     if not comparison.facts:
         session.say("\nno difference in configuration, code, data or environment is recorded")
         return
@@ -113,7 +113,7 @@ def _show_differences(session: Session, comparison: Comparison) -> None:
         session.say(f"and {packages - MOST_PACKAGES} more packages (--json has all)", style="dim")
 
 
-def _show_metrics(session: Session, comparison: Comparison) -> None:
+def _show_metrics(session: Session, comparison: RunComparison) -> None:
     from surefoot.report.comparison import spread_text
 
     shown = table("metric", *comparison.labels)

@@ -12,7 +12,7 @@ from surefoot.cli.session import Session, cells, table
 from surefoot.core.errors import EXIT_DONE, EXIT_FOUND, EXIT_STOPPED
 
 if TYPE_CHECKING:
-    from surefoot.judge.verdict import Verdict
+    from surefoot.judge.verdict import ContractVerdict
 
 STYLES = {"held": "green", "broken": "bold red", "not enough evidence": "yellow"}
 
@@ -22,7 +22,7 @@ class Ending:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self.verdict: Verdict | None = None
+        self.verdict: ContractVerdict | None = None
         self.report: Path | None = None
 
     def __call__(self, folder: Path) -> None:
@@ -51,7 +51,7 @@ class Ending:
         return EXIT_DONE if is_held else EXIT_FOUND
 
 
-def show_verdict(session: Session, verdict: Verdict) -> None:
+def show_verdict(session: Session, verdict: ContractVerdict) -> None:
     """Prints the claim and each clause."""
     style = STYLES[verdict.standing.value]
     session.say(f"\n{verdict.claim}", style=style if style.startswith("bold") else f"bold {style}")

@@ -12,7 +12,7 @@ class CutShort(BaseException):
     """
 
 
-Cut = Callable[[], bool]
+ShouldAbort = Callable[[], bool]
 """Whether work that can be done again shall be left."""
 
 

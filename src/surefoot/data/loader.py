@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from surefoot.core.errors import RequestError
-from surefoot.core.interruption import Cut, never
+from surefoot.core.interruption import ShouldAbort, never
 from surefoot.data.batch import MicroBatch, move_to
 from surefoot.data.device_prefetch import DeviceStage
 from surefoot.data.fetch import Fetcher, WeightFunction
@@ -93,11 +93,11 @@ class Loader:
         self._stage = DeviceStage.choose(self.device, self.settings.pin_memory)
         self._pool: WorkerPool | None = None
         self._in_use = False
-        self._cut: Cut = never
+        self._should_abort: ShouldAbort = never
 
-    def leave_when(self, cut: Cut) -> None:
-        """From now on a wait for a worker raises `CutShort` where `cut()` says so."""
-        self._cut = cut
+    def leave_when(self, should_abort: ShouldAbort) -> None:
+        """From now on a wait for a worker raises `CutShort` where `should_abort()` says so."""
+        self._should_abort = should_abort
 
     def iterate(self, cursor: AnyCursor = START) -> Generator[MicroBatch, None, None]:
         """Micro-batches from `cursor` on, epoch after epoch, without end. Close it when done."""
@@ -164,7 +164,7 @@ class Loader:
                 start_method=settings.start_method,
             )
         pool = self._pool
-        pool.cut = self._cut
+        pool.should_abort = self._should_abort
         whole = False
         try:
             tasks = ((planned, planned.epoch, _indices_to_read(planned)) for planned in plans)

@@ -27,7 +27,7 @@ from typing import Any, Literal
 import torch
 
 from surefoot.core.errors import DataError, LoaderStuckError, RequestError, SurefootError
-from surefoot.core.interruption import Cut, CutShort, never
+from surefoot.core.interruption import CutShort, ShouldAbort, never
 from surefoot.data.order import IndexArray
 from surefoot.data.transport import Channel, TransportClosed, TransportTimeout
 
@@ -86,7 +86,7 @@ class WorkerPool:
         start_method: StartMethod,
     ) -> None:
         self._deadline = deadline_seconds
-        self.cut: Cut = never
+        self.should_abort: ShouldAbort = never
         """Whether a wait shall be left; asked at least every `_SLICE_SECONDS`."""
         self._ahead = num_workers * prefetch
         self._workers: list[_Worker] = []
@@ -199,7 +199,7 @@ class WorkerPool:
     def _receive(self, worker: _Worker, seconds: float) -> Any:
         remaining = seconds
         while remaining > 0:
-            if self.cut():
+            if self.should_abort():
                 raise CutShort
             piece = min(remaining, _SLICE_SECONDS)
             began = time.monotonic()

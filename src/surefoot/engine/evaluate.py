@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.core.errors import DataError
-from surefoot.core.interruption import Cut, CutShort
+from surefoot.core.interruption import CutShort, ShouldAbort
 from surefoot.core.reports import EvalReport
 from surefoot.data.batch import MicroBatch
 from surefoot.engine.passes import TOTAL
@@ -153,13 +153,13 @@ class Evaluator:
         return reports
 
 
-def left_when(cut: Cut, open_set: OpenSet, beat: Callable[[str], None]) -> OpenSet:
-    """The same validation set, left between two batches where `cut()` says so."""
+def left_when(should_abort: ShouldAbort, open_set: OpenSet, beat: Callable[[str], None]) -> OpenSet:
+    """The same validation set, left between two batches where `should_abort()` says so."""
 
     def opened() -> Iterator[MicroBatch]:
         with closing(cast(Any, open_set())) as micro_batches:
             for micro_batch in micro_batches:
-                if cut():
+                if should_abort():
                     raise CutShort
                 beat("an evaluation")
                 yield micro_batch

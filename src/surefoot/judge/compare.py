@@ -16,7 +16,7 @@ from surefoot.judge.contract import verdict_on
 from surefoot.judge.differences import DifferingFact, differing_facts
 from surefoot.judge.repeats import is_repeat
 from surefoot.judge.statistics import MeanDifference, Spread, spread_of, welch
-from surefoot.judge.verdict import Verdict
+from surefoot.judge.verdict import ContractVerdict
 from surefoot.observe.readers.run_data import RunData
 from surefoot.observe.readers.runs import RunStatus
 
@@ -28,7 +28,7 @@ SMALLER_IS_BETTER = frozenset(
 LARGER_IS_BETTER = frozenset({"accuracy", "f1", "recall", "precision", "average_precision"})
 
 
-class Outcome(StrEnum):
+class ComparisonOutcome(StrEnum):
     """What was shown of one metric."""
 
     BETTER = "better"
@@ -61,12 +61,12 @@ class MetricResult:
     before: Spread | None
     after: Spread | None
     difference: MeanDifference | None
-    outcome: Outcome
+    outcome: ComparisonOutcome
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RunComparison:
     """Everything that was found."""
 
     labels: tuple[str, ...]
@@ -75,7 +75,7 @@ class Comparison:
     values: Mapping[str, tuple[tuple[int, float] | None, ...]]
     """Of each metric, step and value of every run."""
     results: tuple[MetricResult, ...]
-    verdicts: tuple[Verdict | None, ...]
+    verdicts: tuple[ContractVerdict | None, ...]
     """Of each run, on its own contract."""
     deciding: str | None
     claim: str
@@ -84,17 +84,17 @@ class Comparison:
     def stops_a_pipeline(self) -> bool:
         """Whether a run but the first broke its contract, or something was shown to be worse."""
         broken = any(v is not None and v.standing.value == "broken" for v in self.verdicts[1:])
-        return broken or any(result.outcome is Outcome.WORSE for result in self.results)
+        return broken or any(result.outcome is ComparisonOutcome.WORSE for result in self.results)
 
 
-def compare_runs(runs: Sequence[RunData]) -> Comparison:
+def compare_runs(runs: Sequence[RunData]) -> RunComparison:
     """Compares every run with the first."""
     labels = tuple(_letters(index) for index in range(len(runs)))
     experiments = _experiments(runs, labels)
     values = _values(runs)
     deciding = runs[0].deciding_name()
     results = tuple(_results(runs, experiments, values))
-    return Comparison(
+    return RunComparison(
         labels=labels,
         experiments=experiments,
         facts=differing_facts(runs),
@@ -185,10 +185,10 @@ def _repeats_only(
     spread = spread_of(values) if values else None
     if len(values) < 2:
         reason = f"{len(values)} finished run with another seed"
-        outcome = Outcome.NOT_SHOWN
+        outcome = ComparisonOutcome.NOT_SHOWN
     else:
         reason = f"{len(values)} seeds of one experiment: the difference is their spread"
-        outcome = Outcome.NO_DIFFERENCE
+        outcome = ComparisonOutcome.NO_DIFFERENCE
     return MetricResult(name, group.label, direction, spread, spread, None, outcome, reason)
 
 
@@ -200,7 +200,9 @@ def _result(
     first: str,
     other: str,
 ) -> MetricResult:
-    def made(outcome: Outcome, reason: str, found: MeanDifference | None = None) -> MetricResult:
+    def made(
+        outcome: ComparisonOutcome, reason: str, found: MeanDifference | None = None
+    ) -> MetricResult:
         return MetricResult(
             name,
             other,
@@ -213,18 +215,18 @@ def _result(
         )
 
     if not all(map(math.isfinite, (*before, *after))):
-        return made(Outcome.NOT_SHOWN, "a value is not finite")
+        return made(ComparisonOutcome.NOT_SHOWN, "a value is not finite")
     if min(len(before), len(after)) < ENOUGH:
         counts = f"{len(before)} and {len(after)} finished seeds"
-        return made(Outcome.NOT_SHOWN, f"{counts}; {ENOUGH} on each side tell a spread")
+        return made(ComparisonOutcome.NOT_SHOWN, f"{counts}; {ENOUGH} on each side tell a spread")
     found = welch(before, after)
     interval = f"95 % interval of the difference [{found.low:.4g}, {found.high:.4g}] (Welch)"
     if not found.excludes_zero:
-        return made(Outcome.NO_DIFFERENCE, f"{interval} holds 0", found)
+        return made(ComparisonOutcome.NO_DIFFERENCE, f"{interval} holds 0", found)
     if not direction:
-        return made(Outcome.DIFFERENT, interval, found)
+        return made(ComparisonOutcome.DIFFERENT, interval, found)
     is_better = (found.difference < 0) == (direction == "min")
-    return made(Outcome.BETTER if is_better else Outcome.WORSE, interval, found)
+    return made(ComparisonOutcome.BETTER if is_better else ComparisonOutcome.WORSE, interval, found)
 
 
 def _claim(

@@ -15,7 +15,7 @@ from surefoot.core.budget import Budget
 from surefoot.core.errors import SurefootError
 from surefoot.core.units import Seconds, parse_count
 from surefoot.judge.evidence import evidence_of
-from surefoot.judge.verdict import Clause, Standing, Verdict
+from surefoot.judge.verdict import Clause, ContractVerdict, Standing
 from surefoot.observe.events import EventKind
 from surefoot.observe.readers.run_data import RunData
 from surefoot.observe.readers.runs import RunStatus
@@ -25,7 +25,7 @@ from surefoot.state.manifest import read_manifest
 TIERS = ("T0", "T1", "T2")
 
 
-def verdict_on(run: RunData) -> Verdict | None:
+def verdict_on(run: RunData) -> ContractVerdict | None:
     """The verdict on a run; None where it has no contract."""
     contract = run.contract
     if "kind" not in contract:
@@ -41,8 +41,8 @@ def verdict_on(run: RunData) -> Verdict | None:
         )
     except (KeyError, TypeError, ValueError, SurefootError) as error:
         broken = Clause("contract", Standing.BROKEN, "a contract that can be read", repr(error))
-        return Verdict((broken,))
-    return Verdict(clauses)
+        return ContractVerdict((broken,))
+    return ContractVerdict(clauses)
 
 
 def _ended(run: RunData) -> Clause:

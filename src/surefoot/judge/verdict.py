@@ -30,7 +30,7 @@ class Clause:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ContractVerdict:
     """All clauses of one contract."""
 
     clauses: tuple[Clause, ...]

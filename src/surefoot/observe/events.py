@@ -19,7 +19,7 @@ from surefoot.core.disk import is_full
 from surefoot.core.errors import SurefootError
 from surefoot.core.reports import EvalReport, Event, StepReport
 from surefoot.observe.files.atomic import PartialWriteError, write_all
-from surefoot.observe.files.log_file import stand_up
+from surefoot.observe.files.log_file import restore_log_file
 from surefoot.observe.metrics_log import MOST_WAITING_BYTES, strict
 
 
@@ -84,7 +84,7 @@ class EventLog:
     def on_event(self, event: Event) -> None:
         # A disk that refuses here is told of by the write itself.
         with suppress(OSError):
-            found = stand_up(self.path, self._descriptor, self._size)
+            found = restore_log_file(self.path, self._descriptor, self._size)
             if found is not None:
                 self._descriptor, self._size = found.descriptor, found.size
                 if found.told:

@@ -31,7 +31,7 @@ from surefoot.observe.files.atomic import (
     read_from,
     write_all,
 )
-from surefoot.observe.files.log_file import stand_up
+from surefoot.observe.files.log_file import restore_log_file
 from surefoot.observe.metrics_schema import RESOURCES, number, schema
 
 FLUSH_SECONDS = 1.0
@@ -253,7 +253,7 @@ class MetricsLog:
             return
         # What refuses here refuses the checkpoint too, or the next try does it.
         with suppress(OSError):
-            found = stand_up(self.path, self._descriptor, self._size)
+            found = restore_log_file(self.path, self._descriptor, self._size)
             if found is not None:
                 self._descriptor, self._size = found.descriptor, found.size
                 if found.told:

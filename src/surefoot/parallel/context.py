@@ -152,7 +152,9 @@ class ContextTask:
         return values
 
 
-def cut_task(task: Task, model: nn.Module, mesh: Mesh | None, section: ParallelSection) -> Task:
+def shard_sequence(
+    task: Task, model: nn.Module, mesh: Mesh | None, section: ParallelSection
+) -> Task:
     """The task on this rank's parts of the sequences; itself where they are whole.
 
     Raises:

@@ -86,12 +86,12 @@ def shard_experts(model: nn.Module, mesh: Mesh, options: Mapping[str, Any]) -> N
             **{
                 **options,
                 "mesh": mesh.submesh(*axes),
-                "shard_placement_fn": lambda weight: Shard(cut_dim(weight, sizes.shard)),
+                "shard_placement_fn": lambda weight: Shard(shard_dim(weight, sizes.shard)),
             },
         )
 
 
-def cut_dim(weight: nn.Parameter, num_shards: int) -> int:
+def shard_dim(weight: nn.Parameter, num_shards: int) -> int:
     """The first dim of this rank's part of a weight that the shards divide; 0 where none does."""
     local = weight.to_local() if isinstance(weight, DTensor) else weight
     return next((dim for dim, size in enumerate(local.shape) if size % num_shards == 0), 0)

@@ -78,7 +78,7 @@ class Shards:
     def finish(self) -> None:
         """The last backward has left the summed shards in `.grad`."""
 
-    def cut(self) -> None:
+    def reshard(self) -> None:
         """Gives up what is gathered, such as after an evaluation."""
         for module in sharded_modules(self._model):
             module.reshard()

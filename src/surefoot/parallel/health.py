@@ -88,7 +88,7 @@ def refuse_differences(of_ranks: Sequence[Checksums], step: int) -> None:
 
 
 @dataclass(frozen=True)
-class Pace:
+class RankTimes:
     """How one rank spent a stretch of the run."""
 
     seconds: float
@@ -96,32 +96,32 @@ class Pace:
     """In each phase in which it waits for no other rank."""
 
 
-def slow_rank(paces: Sequence[Pace]) -> str | None:
+def slow_rank(times: Sequence[RankTimes]) -> str | None:
     """Names the rank that loses most time by itself, and the phase in which it does.
 
     All ranks take equally long for an update, since they wait for each other; what differs is the
     time that a rank spends where it waits for nobody.
     """
-    if len(paces) < 2:
+    if len(times) < 2:
         return None
-    excess = [_excess(paces, rank) for rank in range(len(paces))]
+    excess = [_excess(times, rank) for rank in range(len(times))]
     lost = [sum(max(0.0, more) for more in phases.values()) for phases in excess]
-    slow = max(range(len(paces)), key=lambda rank: lost[rank])
-    if lost[slow] < LAGS * paces[slow].seconds or lost[slow] <= 0.0:
+    slow = max(range(len(times)), key=lambda rank: lost[rank])
+    if lost[slow] < LAGS * times[slow].seconds or lost[slow] <= 0.0:
         return None
     phase = max(excess[slow], key=lambda name: excess[slow][name])
     return (
-        f"rank {slow} is slow: of {paces[slow].seconds:.1f} s it spent {lost[slow]:.1f} s more "
+        f"rank {slow} is slow: of {times[slow].seconds:.1f} s it spent {lost[slow]:.1f} s more "
         f"than the others where it waits for nobody, most of it in: {phase}"
     )
 
 
-def _excess(paces: Sequence[Pace], rank: int) -> dict[str, float]:
+def _excess(times: Sequence[RankTimes], rank: int) -> dict[str, float]:
     """What a rank spent in each phase beyond the median of the others."""
-    others = [pace.own_seconds for other, pace in enumerate(paces) if other != rank]
+    others = [pace.own_seconds for other, pace in enumerate(times) if other != rank]
     return {
         phase: spent - statistics.median(of.get(phase, 0.0) for of in others)
-        for phase, spent in paces[rank].own_seconds.items()
+        for phase, spent in times[rank].own_seconds.items()
     }
 
 
@@ -139,7 +139,7 @@ class RankHealth:
         self,
         ranks: Ranks,
         parameters: Sequence[tuple[str, Tensor]],
-        pace: Callable[[], Pace],
+        pace: Callable[[], RankTimes],
         tell: Callable[[str], None],
     ) -> None:
         self._ranks = ranks
@@ -166,5 +166,5 @@ class RankHealth:
         told = {"checksums": checksums(self._parameters), "pace": since}
         answers: list[Any] = self._ranks.gather("health", told)
         refuse_differences([answer["checksums"] for answer in answers], step)
-        if (text := slow_rank([Pace(**answer["pace"]) for answer in answers])) is not None:
+        if (text := slow_rank([RankTimes(**answer["pace"]) for answer in answers])) is not None:
             self._tell(text)

@@ -26,9 +26,15 @@ from surefoot.parallel.data_parallel import Replicas
 from surefoot.parallel.expert import check_experts, spread_experts
 from surefoot.parallel.fsdp import Shards, precision_policy
 from surefoot.parallel.mesh import ONE_RANK, Mesh, MeshSizes, resolve_sizes
-from surefoot.parallel.pipeline import Copies, Cut, Pipeline, cut_for, make_stages
+from surefoot.parallel.pipeline import (
+    Pipeline,
+    StagePlan,
+    StageReplicas,
+    keep_own_stages,
+    make_stages,
+)
 from surefoot.parallel.ranks import OneRank, Ranks, world_ranks
-from surefoot.parallel.tensor import TensorParallel, cut_layers
+from surefoot.parallel.tensor import TensorParallel, parallelize_layers
 
 
 class GradientSync(Protocol):
@@ -135,7 +141,7 @@ class LaidOut:
     sync: GradientSync
     is_sharded: bool = False
     """Whether its parameters are DTensors."""
-    cut: Callable[[], None] = lambda: None
+    reshard_all: Callable[[], None] = lambda: None
     """Gives up parameters that are gathered, after an evaluation."""
     pipeline: Pipeline | None = None
     """The stages of this rank; None where it has all layers."""
@@ -162,7 +168,7 @@ def lay_out(model: nn.Module, device: torch.device, wishes: Wishes, place: Place
     """
     section, mesh = wishes.section, place.mesh
     check_experts(model, place.sizes)
-    cut = None if mesh is None else cut_for(model, wishes, mesh)
+    stage_plan = None if mesh is None else keep_own_stages(model, wishes, mesh)
     model.to(device)
     if set(place.sizes.used()) - {"replicate"} and wishes.compile == "whole":
         raise RequestError(
@@ -172,11 +178,11 @@ def lay_out(model: nn.Module, device: torch.device, wishes: Wishes, place: Place
             remedy="use train.compile=blocks",
         )
     if mesh is not None and mesh.sizes.tensor > 1:
-        cut_layers(
+        parallelize_layers(
             model,
             mesh.submesh("tensor"),
-            cut_sequence=section.cut_sequence,
-            cut_logits=section.cut_logits,
+            sequence_parallel=section.cut_sequence,
+            vocabulary_parallel=section.cut_logits,
         )
     if mesh is not None and mesh.sizes.context > 1:
         exchange_heads(model, mesh, section)
@@ -192,15 +198,15 @@ def lay_out(model: nn.Module, device: torch.device, wishes: Wishes, place: Place
     compile_model(model, wishes.compile)
     if mesh is None:
         return LaidOut(model, NoSync())
-    if cut is not None:
-        return lay_out_stages(model, device, wishes, mesh, cut)
+    if stage_plan is not None:
+        return lay_out_stages(model, device, wishes, mesh, stage_plan)
     sizes = mesh.weight_sizes
     if sizes.tensor > 1 and sizes.data_parallel == 1:
         return LaidOut(model, TensorParallel(model), is_sharded=True)
     if sizes.shard > 1 or sizes.tensor > 1 or sizes.expert > 1:
         # Copies of a model whose layers are cut are shards of one rank each.
         shards = Shards.of(model, section, mesh, wishes.compute_dtype)
-        return LaidOut(model, shards, is_sharded=True, cut=shards.cut)
+        return LaidOut(model, shards, is_sharded=True, reshard_all=shards.reshard)
     find_unused = section.unused_parameters == "find"
     by_blocks = wishes.compile == "blocks"
     replicas = Replicas.of(model, mesh, device, find_unused=find_unused, by_blocks=by_blocks)
@@ -218,7 +224,7 @@ def _refuse_parts_on_host(sizes: MeshSizes) -> None:
 
 
 def lay_out_stages(
-    model: nn.Module, device: torch.device, wishes: Wishes, mesh: Mesh, cut: Cut
+    model: nn.Module, device: torch.device, wishes: Wishes, mesh: Mesh, stage_plan: StagePlan
 ) -> LaidOut:
     """Lays out the stages of this rank: each is sharded, or copied, apart from the others.
 
@@ -226,13 +232,13 @@ def lay_out_stages(
     the shards of a stage that is itself a sharded module reduced at the end.
     """
     section, sizes = wishes.section, mesh.sizes
-    stages = make_stages(model, cut)
+    stages = make_stages(model, stage_plan)
     syncs: Sequence[GradientSync]
     shards: list[Shards] = []
     is_sharded = sizes.tensor > 1 or sizes.shard > 1
-    dtype = cut.dtype
+    dtype = stage_plan.dtype
     if sizes.shard > 1 or (sizes.tensor > 1 and sizes.replicate > 1):
-        by_torch = cut.order.kind == "zero-bubble"
+        by_torch = stage_plan.order.kind == "zero-bubble"
         roots = stages if by_torch else [stage.model for stage in stages]
         shards = [Shards.of(root, section, mesh, wishes.compute_dtype) for root in roots]
         syncs = [NoSync() for _ in stages] if by_torch else shards
@@ -240,18 +246,18 @@ def lay_out_stages(
     elif sizes.tensor > 1:
         syncs = [TensorParallel(stage.model) for stage in stages]
     elif sizes.replicate > 1:
-        syncs = [Copies(stage.model, mesh.group("replicate")) for stage in stages]
+        syncs = [StageReplicas(stage.model, mesh.group("replicate")) for stage in stages]
     else:
         syncs = [NoSync() for _ in stages]
 
-    def give_up() -> None:
+    def reshard_all() -> None:
         for each in shards:
-            each.cut()
+            each.reshard()
 
     parts = sizes.tensor if section.cut_sequence else 1
     pipeline = Pipeline(
         model,
-        cut,
+        stage_plan,
         stages,
         tuple(syncs),
         mesh.group("pipeline"),
@@ -259,7 +265,7 @@ def lay_out_stages(
         dtype,
         (sizes.coordinates(mesh.rank)["tensor"] % parts, parts),
     )
-    return LaidOut(model, NoSync(), is_sharded, give_up, pipeline)
+    return LaidOut(model, NoSync(), is_sharded, reshard_all, pipeline)
 
 
 def compile_model(model: nn.Module, extent: Literal["off", "blocks", "whole"]) -> None:

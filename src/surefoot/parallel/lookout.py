@@ -85,7 +85,7 @@ class Sign:
 
 
 @dataclass(frozen=True)
-class Attachment:
+class LookoutHooks:
     """What a training lends to the lookout."""
 
     dump: Callable[[], None]
@@ -189,7 +189,7 @@ class Lookout:
         self._deadline = deadline_seconds
         self._tell, self._end = tell, end or _end_process
         self._keeper = keeper
-        self._attachment: Attachment | None = None
+        self._attachment: LookoutHooks | None = None
         self._attachments = 0
         self.any_asked = False
         """Whether a rank of the training has been asked to stop, as was heard last."""
@@ -268,7 +268,7 @@ class Lookout:
         self._timed.clear()
 
     @contextmanager
-    def attached(self, attachment: Attachment) -> Iterator[None]:
+    def attached(self, attachment: LookoutHooks) -> Iterator[None]:
         """A training, which a loss ends together with its process."""
         self._away.clear()
         self._attachments += 1
@@ -401,7 +401,7 @@ class Lookout:
         self.write_stacks(failure)
         self._record_and_end(failure, self._attachment)
 
-    def _record_and_end(self, failure: Failure, attachment: Attachment | None) -> None:
+    def _record_and_end(self, failure: Failure, attachment: LookoutHooks | None) -> None:
         if attachment is not None:
             attachment.record(failure.error(f"seen by rank {self.rank}"))
         self._end()
@@ -470,7 +470,7 @@ def asked_elsewhere() -> bool:
 
 
 @contextmanager
-def attached(attachment: Attachment) -> Iterator[None]:
+def attached(attachment: LookoutHooks) -> Iterator[None]:
     """A training in this process; nothing is different where it is alone."""
     if _current is None:
         yield

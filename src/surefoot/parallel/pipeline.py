@@ -102,7 +102,7 @@ class Stage(nn.Module):
 
 
 @dataclass(frozen=True)
-class Cut:
+class StagePlan:
     """A model without the layers of other ranks."""
 
     plan: PipelinePlan
@@ -137,7 +137,7 @@ class Pipeline:
 
     model: nn.Module
     """Holds all layers of this rank, under their own names."""
-    cut: Cut
+    stage_plan: StagePlan
     stages: tuple[Stage, ...]
     syncs: tuple[StageSync, ...]
     """One for each stage."""
@@ -151,12 +151,12 @@ class Pipeline:
 
     @property
     def order(self) -> PipelineOrder:
-        return self.cut.order
+        return self.stage_plan.order
 
     @property
     def width(self) -> int:
         """Of what goes from stage to stage: [batch, sequence, width]."""
-        return self.cut.width
+        return self.stage_plan.width
 
     def sync_of(self, stage: Stage) -> StageSync:
         return self.syncs[self.stages.index(stage)]
@@ -200,7 +200,7 @@ class Pipeline:
         dist.broadcast(tensor, src=dist.get_global_rank(self.group, last), group=self.group)
 
 
-def remove_other_stages(model: nn.Module, order: PipelineOrder, rank: int) -> Cut:
+def remove_other_stages(model: nn.Module, order: PipelineOrder, rank: int) -> StagePlan:
     """Takes away what lies on other ranks, in place; names stay.
 
     Args:
@@ -232,19 +232,19 @@ def remove_other_stages(model: nn.Module, order: PipelineOrder, rank: int) -> Cu
     elsewhere = names - frozenset(model.state_dict())
     width = int(getattr(model.config, plan.width))
     size -= ParameterSizes.of(model)
-    return Cut(plan, order, rank, tuple(runs), width, dtype, elsewhere, size)
+    return StagePlan(plan, order, rank, tuple(runs), width, dtype, elsewhere, size)
 
 
-def make_stages(model: nn.Module, cut: Cut) -> tuple[Stage, ...]:
+def make_stages(model: nn.Module, stage_plan: StagePlan) -> tuple[Stage, ...]:
     """The stages of this rank; several share their layers with `model`, one is `model` itself."""
-    own = cut.order.stages_of(cut.rank)
+    own = stage_plan.order.stages_of(stage_plan.rank)
     stages = []
     for index in own:
         part = model
         if len(own) > 1:
-            part = copied_along(model, cut.plan)
-            keep_stages(part, cut.plan, cut.runs, [index])
-        stages.append(Stage(part, index, cut.order.num_stages))
+            part = copied_along(model, stage_plan.plan)
+            keep_stages(part, stage_plan.plan, stage_plan.runs, [index])
+        stages.append(Stage(part, index, stage_plan.order.num_stages))
     return tuple(stages)
 
 
@@ -375,7 +375,7 @@ def _shallow(module: nn.Module) -> nn.Module:
     return copied
 
 
-class Copies:
+class StageReplicas:
     """Copies of a stage: their gradients are summed once a window, after its last backward.
 
     Args:
@@ -413,7 +413,7 @@ class Copies:
             torch._foreach_copy_(same, [p.view_as(g) for p, g in zip(parts, same, strict=True)])
 
 
-def cut_for(model: nn.Module, wishes: Any, mesh: Mesh) -> Cut | None:
+def keep_own_stages(model: nn.Module, wishes: Any, mesh: Mesh) -> StagePlan | None:
     """Takes away the layers of other stages, where the mesh has any; see `remove_other_stages`.
 
     Args:

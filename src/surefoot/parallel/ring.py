@@ -100,10 +100,10 @@ class _RingAttention(torch.autograd.Function):
         seeds: Sequence[Any] = ()
         with torch.autocast(query.device.type, enabled=False):
             for source, pairs in ring.parts(torch.stack((key, value))):
-                seen = _Seen(ring.rank, source, mask, query.shape[2])
-                if seen.is_nothing:
+                visible = _VisibleKeys(ring.rank, source, mask, query.shape[2])
+                if visible.is_nothing:
                     continue
-                mixed, log_part, seeds = part.forward(query, *_grouped(query, pairs), seen)
+                mixed, log_part, seeds = part.forward(query, *_grouped(query, pairs), visible)
                 joined = torch.logaddexp(log_sum, log_part)
                 before, now = _share(log_sum, joined), _share(log_part, joined)
                 total = before.unsqueeze(-1) * total + now.unsqueeze(-1) * mixed
@@ -125,9 +125,9 @@ class _RingAttention(torch.autograd.Function):
         of_pairs = torch.zeros_like(own, dtype=part.sum_dtype)
         with torch.autocast(query.device.type, enabled=False):
             for source, pairs in ring.parts(own):
-                seen = _Seen(ring.rank, source, mask, query.shape[2])
-                if not seen.is_nothing:
-                    here, *there = part.backward(query, *_grouped(query, pairs), seen, ends)
+                visible = _VisibleKeys(ring.rank, source, mask, query.shape[2])
+                if not visible.is_nothing:
+                    here, *there = part.backward(query, *_grouped(query, pairs), visible, ends)
                     of_query += here
                     of_pairs += torch.stack([_ungrouped(one, key) for one in there])
                 of_pairs = ring.pass_on(of_pairs)()
@@ -135,7 +135,7 @@ class _RingAttention(torch.autograd.Function):
         return of_query.to(query.dtype), of_key, of_value, None, None
 
 
-class _Seen:
+class _VisibleKeys:
     """What the places of one part see of another."""
 
     def __init__(self, own: int, source: int, mask: Tensor | None, length: int) -> None:
@@ -163,21 +163,26 @@ class _Products:
         self._scale = query.shape[-1] ** -0.5
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, seen: _Seen
+        self, query: Tensor, key: Tensor, value: Tensor, visible: _VisibleKeys
     ) -> tuple[Tensor, Tensor, tuple[()]]:
         query, key, value = (t.to(self.sum_dtype) for t in (query, key, value))
-        scores = seen.hidden(query @ key.mT * self._scale)
+        scores = visible.hidden(query @ key.mT * self._scale)
         log_sum = scores.logsumexp(-1)
         return _share(scores, log_sum.unsqueeze(-1)) @ value, log_sum, ()
 
     def backward(
-        self, query: Tensor, key: Tensor, value: Tensor, seen: _Seen, ends: tuple[Any, ...]
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        visible: _VisibleKeys,
+        ends: tuple[Any, ...],
     ) -> tuple[Tensor, Tensor, Tensor]:
         gradient, result, log_sum, _ = ends
         query, key, value, gradient, result = (
             t.to(self.sum_dtype) for t in (query, key, value, gradient, result)
         )
-        scores = seen.hidden(query @ key.mT * self._scale)
+        scores = visible.hidden(query @ key.mT * self._scale)
         weights = _share(scores, log_sum.unsqueeze(-1))
         of_weights = gradient @ value.mT - (gradient * result).sum(-1, keepdim=True)
         of_scores = weights * of_weights * self._scale
@@ -193,21 +198,26 @@ class _Flash:
         self._scale = query.shape[-1] ** -0.5
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, seen: _Seen
+        self, query: Tensor, key: Tensor, value: Tensor, visible: _VisibleKeys
     ) -> tuple[Tensor, Tensor, Sequence[Any]]:
         mixed, log_sum, *rest = _aten._scaled_dot_product_flash_attention(
-            query, key, value, 0.0, seen.is_own, False, scale=self._scale
+            query, key, value, 0.0, visible.is_own, False, scale=self._scale
         )
         return mixed, log_sum, rest[:6]
 
     def backward(
-        self, query: Tensor, key: Tensor, value: Tensor, seen: _Seen, ends: tuple[Any, ...]
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        visible: _VisibleKeys,
+        ends: tuple[Any, ...],
     ) -> tuple[Tensor, Tensor, Tensor]:
         gradient, result, log_sum, seeds = ends
         *sizes, seed, offset = seeds
         found: tuple[Tensor, Tensor, Tensor]
         found = _aten._scaled_dot_product_flash_attention_backward(
-            gradient, query, key, value, result, log_sum, *sizes, 0.0, seen.is_own, seed, offset,
+            gradient, query, key, value, result, log_sum, *sizes, 0.0, visible.is_own, seed, offset,
             scale=self._scale,
         )  # fmt: skip
         return found
@@ -238,5 +248,5 @@ def _ungrouped(gradient: Tensor, like: Tensor) -> Tensor:
 
 
 def _share(logs: Tensor, log_sums: Tensor) -> Tensor:
-    """`exp(logs - log_sums)`; 0 where nothing was seen at all."""
+    """`exp(logs - log_sums)`; 0 where nothing was visible at all."""
     return (logs - torch.where(log_sums == -math.inf, 0.0, log_sums)).exp()

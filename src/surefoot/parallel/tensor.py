@@ -76,16 +76,20 @@ class TensorParallel:
                 parameter.grad = gradient.redistribute(placements=parameter.placements)
 
 
-def cut_layers(
-    model: nn.Module, mesh: DeviceMesh, *, cut_sequence: bool, cut_logits: bool = False
+def parallelize_layers(
+    model: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    sequence_parallel: bool,
+    vocabulary_parallel: bool = False,
 ) -> None:
     """Cuts a model in place; names stay.
 
     Args:
         model: on its device.
         mesh: of the tensor axis.
-        cut_sequence: norms see parts of the sequence (sequence parallel).
-        cut_logits: the scores stay cut over the vocabulary: a rank gets those of its own words.
+        sequence_parallel: norms see parts of the sequence (sequence parallel).
+        vocabulary_parallel: logits stay sharded over the vocabulary; a rank has those of its words.
 
     Raises:
         RequestError: no plan knows the model, or the axis does not divide its sizes.
@@ -99,7 +103,7 @@ def cut_layers(
             rule="plans are known for our GPT and for transformers' Llama, Qwen and Mistral",
             remedy="use parallel.shard, which cuts any model",
         )
-    if cut_sequence and not plan.gathered:
+    if sequence_parallel and not plan.gathered:
         raise RequestError(
             f"the sequence of a {type(model).__name__} cannot be cut",
             where="parallel.cut_sequence",
@@ -108,8 +112,10 @@ def cut_layers(
         )
     check_sizes(model, plan, mesh.size())
     aliases = shared_parameters(model)
-    styles = {name: style_of(plan.style(name), cut_sequence, cut_logits) for name in layers}
-    if cut_sequence:
+    styles = {
+        name: style_of(plan.style(name), sequence_parallel, vocabulary_parallel) for name in layers
+    }
+    if sequence_parallel:
         styles |= {name: gathered_input(count) for name, count in gathering(model, plan)}
     parallelize_module(model, mesh, styles)
     for alias, name in aliases.items():
@@ -136,10 +142,10 @@ def shared_parameters(model: nn.Module) -> dict[str, str]:
 
 
 def style_of(
-    style: TensorStyle | None, cut_sequence: bool, cut_logits: bool = False
+    style: TensorStyle | None, sequence_parallel: bool, vocabulary_parallel: bool = False
 ) -> ParallelStyle:
     """The style of torch's that a plan's style stands for."""
-    between: Placement = Shard(1) if cut_sequence else Replicate()
+    between: Placement = Shard(1) if sequence_parallel else Replicate()
     match style:
         case TensorStyle.VOCABULARY:
             return RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
@@ -148,12 +154,12 @@ def style_of(
         case TensorStyle.ROWS:
             return RowwiseParallel(output_layouts=between)
         case TensorStyle.LOGITS:
-            scores: Placement = Shard(-1) if cut_logits else Replicate()
+            scores: Placement = Shard(-1) if vocabulary_parallel else Replicate()
             return ColwiseParallel(input_layouts=between, output_layouts=scores)
         case TensorStyle.PER_HEAD:
             return HeldWhole(Shard(2))
         case _:
-            if cut_sequence:
+            if sequence_parallel:
                 return SequenceParallel(use_local_output=True)
             return HeldWhole(Replicate())
 

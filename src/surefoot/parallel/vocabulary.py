@@ -20,7 +20,7 @@ from surefoot.tasks.scoring import Places, scores_of
 
 
 @dataclass(frozen=True)
-class CutScores:
+class VocabularyParallelScores:
     """Scores of a model whose output layer gives each rank those of its own words.
 
     Args:
@@ -32,13 +32,15 @@ class CutScores:
 
     def loss_sum(self, model: nn.Module, places: Places) -> Tensor:
         """The same on each rank of the group."""
-        return cut_cross_entropy_sum(self._scores(model, places), places.expected, self.group)
+        return vocabulary_parallel_cross_entropy_sum(
+            self._scores(model, places), places.expected, self.group
+        )
 
     def loss_and_correct(self, model: nn.Module, places: Places) -> tuple[Tensor, Tensor]:
         """The same on each rank of the group."""
         scores, expected = self._scores(model, places), places.expected
-        loss = cut_cross_entropy_sum(scores, expected, self.group)
-        return loss, cut_correct_sum(scores, expected, self.group)
+        loss = vocabulary_parallel_cross_entropy_sum(scores, expected, self.group)
+        return loss, vocabulary_parallel_correct_sum(scores, expected, self.group)
 
     def _scores(self, model: nn.Module, places: Places) -> Tensor:
         scores = scores_of(model, places)
@@ -52,7 +54,9 @@ class CutScores:
         return scores
 
 
-def cut_cross_entropy_sum(scores: Tensor, expected: Tensor, group: dist.ProcessGroup) -> Tensor:
+def vocabulary_parallel_cross_entropy_sum(
+    scores: Tensor, expected: Tensor, group: dist.ProcessGroup
+) -> Tensor:
     """Cross-entropy of the expected words, summed over the places that count.
 
     Args:
@@ -95,7 +99,9 @@ class _CutCrossEntropy(torch.autograd.Function):
         return gradient, None, None
 
 
-def cut_correct_sum(scores: Tensor, expected: Tensor, group: dist.ProcessGroup) -> Tensor:
+def vocabulary_parallel_correct_sum(
+    scores: Tensor, expected: Tensor, group: dist.ProcessGroup
+) -> Tensor:
     """How many places that count have their word as the highest score over all ranks.
 
     Of equal scores the first word counts. 0-dim int64, the same on every rank.

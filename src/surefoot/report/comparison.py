@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from surefoot.judge.compare import Comparison, Outcome
+from surefoot.judge.compare import ComparisonOutcome, RunComparison
 from surefoot.judge.statistics import Spread
 from surefoot.observe.files.atomic import atomic_write
 from surefoot.observe.readers.run_data import RunData
@@ -16,23 +16,23 @@ from surefoot.report.page import curves_body, page
 from surefoot.report.series import page_data
 
 LEVELS = {
-    Outcome.BETTER: "good",
-    Outcome.WORSE: "bad",
-    Outcome.DIFFERENT: "warn",
-    Outcome.NO_DIFFERENCE: "",
-    Outcome.NOT_SHOWN: "warn",
+    ComparisonOutcome.BETTER: "good",
+    ComparisonOutcome.WORSE: "bad",
+    ComparisonOutcome.DIFFERENT: "warn",
+    ComparisonOutcome.NO_DIFFERENCE: "",
+    ComparisonOutcome.NOT_SHOWN: "warn",
 }
 AREAS = {"config": "Configuration", "code": "Code", "data": "Data", "environment": "Environment"}
 MOST_RUNS = 12
 
 
-def write_comparison(runs: Sequence[RunData], comparison: Comparison, target: Path) -> Path:
+def write_comparison(runs: Sequence[RunData], comparison: RunComparison, target: Path) -> Path:
     """Writes the page of a comparison; returns where it stands."""
     atomic_write(target, comparison_page(runs, comparison))
     return target
 
 
-def comparison_page(runs: Sequence[RunData], comparison: Comparison) -> str:
+def comparison_page(runs: Sequence[RunData], comparison: RunComparison) -> str:
     """The page as HTML."""
     drawn = runs[:MOST_RUNS]
     marks = [overview.marks_of(run, ()) for run in drawn]
@@ -46,7 +46,7 @@ def comparison_page(runs: Sequence[RunData], comparison: Comparison) -> str:
     return page("Comparison · Surefoot", _head(runs, comparison), sections, curves)
 
 
-def _head(runs: Sequence[RunData], comparison: Comparison) -> str:
+def _head(runs: Sequence[RunData], comparison: RunComparison) -> str:
     deciding = [r for r in comparison.results if r.metric == comparison.deciding]
     level = LEVELS[deciding[0].outcome] if deciding else "warn"
     claim = comparison.claim[:1].upper() + comparison.claim[1:]
@@ -70,7 +70,7 @@ def _head(runs: Sequence[RunData], comparison: Comparison) -> str:
     )
 
 
-def _metrics(comparison: Comparison) -> str:
+def _metrics(comparison: RunComparison) -> str:
     if not comparison.results:
         return '<p class="soft">Nothing was evaluated.</p>'
     rows = []
@@ -99,7 +99,7 @@ def spread_text(spread: Spread | None) -> str:
     return f"{shown(spread.mean)} ± {shown(spread.deviation)} (n={spread.count})"
 
 
-def _values(comparison: Comparison) -> str:
+def _values(comparison: RunComparison) -> str:
     rows = [
         (name, *("–" if pair is None else f"{shown(pair[1])} at {pair[0]:,}" for pair in pairs))
         for name, pairs in comparison.values.items()
@@ -112,7 +112,7 @@ def _values(comparison: Comparison) -> str:
     )
 
 
-def _differences(comparison: Comparison) -> str:
+def _differences(comparison: RunComparison) -> str:
     body = ""
     for area, title in AREAS.items():
         rows = [(fact.name, *fact.values) for fact in comparison.facts if fact.area == area]
@@ -124,7 +124,7 @@ def _differences(comparison: Comparison) -> str:
     return body
 
 
-def _contracts(comparison: Comparison) -> str:
+def _contracts(comparison: RunComparison) -> str:
     body = ""
     for label, verdict in zip(comparison.labels, comparison.verdicts, strict=True):
         if verdict is not None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from surefoot.judge.compare import LARGER_IS_BETTER, SMALLER_IS_BETTER
-from surefoot.judge.verdict import Standing, Verdict
+from surefoot.judge.verdict import ContractVerdict, Standing
 from surefoot.observe.events import EventKind
 from surefoot.observe.readers.run_data import RunData
 from surefoot.observe.time_ledger import TIME_LEDGER_NAME
@@ -21,13 +21,13 @@ MEMORY_TABLE = "memory.json"
 COLOURS = 6
 
 
-def slices_section(run: RunData, verdict: Verdict | None) -> PageSection:
+def slices_section(run: RunData, verdict: ContractVerdict | None) -> PageSection:
     """Every validation set and metric: first, best and last value, and the baseline's."""
     body = _slices(run, verdict) or '<p class="soft">Nothing has been evaluated yet.</p>'
     return PageSection("slices", "Slices", body)
 
 
-def _slices(run: RunData, verdict: Verdict | None) -> str:
+def _slices(run: RunData, verdict: ContractVerdict | None) -> str:
     baseline = _baseline_values(run)
     standings = (
         {clause.name.removeprefix("slices."): clause for clause in verdict.clauses}

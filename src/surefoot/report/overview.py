@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from surefoot.core.finding import Finding
-from surefoot.judge.verdict import Standing, Verdict
+from surefoot.judge.verdict import ContractVerdict, Standing
 from surefoot.observe.events import EventKind
 from surefoot.observe.formatting import format_count
 from surefoot.observe.readers.run_data import RunData
@@ -83,7 +83,7 @@ def _steps_of(evidence: Mapping[str, object]) -> Iterator[int]:
             yield from (int(v) for v in value[:8] if isinstance(v, int | float))
 
 
-def head(run: RunData, verdict: Verdict | None) -> str:
+def head(run: RunData, verdict: ContractVerdict | None) -> str:
     """Name, status, verdict and headline numbers."""
     summary = run.summary
     name = str(run.config.get("name") or run.record.get("name") or run.name)
@@ -97,7 +97,7 @@ def head(run: RunData, verdict: Verdict | None) -> str:
     )
 
 
-def _claim(run: RunData, verdict: Verdict | None) -> str:
+def _claim(run: RunData, verdict: ContractVerdict | None) -> str:
     if verdict is not None:
         level = LEVEL_OF_STANDING[verdict.standing]
         claim = tag("p", verdict.claim[0].upper() + verdict.claim[1:] + ".", class_="claim")
@@ -108,7 +108,7 @@ def _claim(run: RunData, verdict: Verdict | None) -> str:
     return f'<div class="verdict {level}">{claim.text}{_ending(run)}{note.text}</div>'
 
 
-def clauses(verdict: Verdict) -> str:
+def clauses(verdict: ContractVerdict) -> str:
     """One row for each clause of a verdict."""
     rows = []
     for clause in verdict.clauses:

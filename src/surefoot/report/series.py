@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from surefoot.observe.readers.run_data import RunData, Steps
+from surefoot.observe.readers.run_data import RunData, StepColumns
 from surefoot.observe.readers.stretches import elapsed_at
 
 MAX_POINTS = 2000
@@ -24,7 +24,7 @@ AXES = ("step", "tokens", "samples", "time")
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class CurveSpec:
     """One kind of curve of a page."""
 
     id: str
@@ -40,14 +40,16 @@ class Curve:
 
 
 CURVES = (
-    Curve("grad_norm", "Gradient norm", "before clipping", ("grad_norm",), True, True),
-    Curve("lr", "Learning rate", "per update", ()),
-    Curve("throughput", "Throughput", "", (), smooth=True),
-    Curve("memory", "Memory", "peak, bytes", ("memory_bytes",)),
-    Curve("step_seconds", "Time of an update", "s", ("step_seconds", "data_seconds"), smooth=True),
-    Curve("weight_norm", "Weight norm", "", ("weight_norm",)),
-    Curve("utilization", "Device busy", "share of time", ("device_utilization",)),
-    Curve("loss_scale", "Loss scale", "", ("loss_scale",), True),
+    CurveSpec("grad_norm", "Gradient norm", "before clipping", ("grad_norm",), True, True),
+    CurveSpec("lr", "Learning rate", "per update", ()),
+    CurveSpec("throughput", "Throughput", "", (), smooth=True),
+    CurveSpec("memory", "Memory", "peak, bytes", ("memory_bytes",)),
+    CurveSpec(
+        "step_seconds", "Time of an update", "s", ("step_seconds", "data_seconds"), smooth=True
+    ),
+    CurveSpec("weight_norm", "Weight norm", "", ("weight_norm",)),
+    CurveSpec("utilization", "Device busy", "share of time", ("device_utilization",)),
+    CurveSpec("loss_scale", "Loss scale", "", ("loss_scale",), True),
 )
 
 
@@ -106,13 +108,13 @@ class _Drawing:
 
     run: int
     label: str
-    steps: Steps
+    steps: StepColumns
     rows: Sequence[range]
     grids: list[dict[str, Any]]
     grid: int
 
     def add_to(
-        self, charts: dict[str, dict[str, Any]], curve: Curve, columns: Mapping[str, str]
+        self, charts: dict[str, dict[str, Any]], curve: CurveSpec, columns: Mapping[str, str]
     ) -> None:
         chart = charts.setdefault(curve.id, _chart(curve))
         for column, name in columns.items():
@@ -147,7 +149,7 @@ class _Drawing:
         return {"grid": len(self.grids) - 1, "y": [_finite(values[i]) for i in found]}
 
 
-def _chart(curve: Curve) -> dict[str, Any]:
+def _chart(curve: CurveSpec) -> dict[str, Any]:
     return {
         "id": curve.id,
         "title": curve.title,
@@ -164,7 +166,7 @@ def _add_loss(
     grids: list[dict[str, Any]],
     clock: _Clock,
 ) -> None:
-    loss = Curve("loss", "Loss", "", (), log=True, smooth=True)
+    loss = CurveSpec("loss", "Loss", "", (), log=True, smooth=True)
     if run.steps.has("loss"):
         drawn.add_to(charts, loss, {"loss": "train"})
         charts["loss"]["wide"] = True
@@ -180,7 +182,7 @@ def _add_loss(
         )
         for metric in dict.fromkeys(name for e in of_set for name in e.metrics):
             # Losses of training and validation belong into one picture; other metrics by name.
-            curve = loss if metric == "loss" else Curve(f"metric-{metric}", metric, "", ())
+            curve = loss if metric == "loss" else CurveSpec(f"metric-{metric}", metric, "", ())
             chart = charts.setdefault(curve.id, _chart(curve))
             if metric == "loss":
                 chart["wide"] = True
@@ -207,7 +209,7 @@ def _places_of(run: RunData) -> Any:
     return lambda step, axis: 0 if step == 0 else at[axis].get(step)
 
 
-def _columns_of(curve: Curve, run: RunData) -> dict[str, str]:
+def _columns_of(curve: CurveSpec, run: RunData) -> dict[str, str]:
     """Columns of a curve that this run has, each with its name in the legend."""
     steps = run.steps
     if curve.id == "lr":
@@ -228,7 +230,7 @@ def _counted(run: RunData) -> str:
     return "tokens" if any(run.steps.column("tokens")) else "samples"
 
 
-def _is_flat(steps: Steps, columns: Mapping[str, str]) -> bool:
+def _is_flat(steps: StepColumns, columns: Mapping[str, str]) -> bool:
     return all(len(set(steps.columns[name])) <= 1 for name in columns)
 
 

@@ -19,7 +19,7 @@ from surefoot.assembly.run_parts import Assembly
 from surefoot.core.budget import Budget
 from surefoot.core.disk import free_bytes
 from surefoot.core.errors import RankError, SurefootError
-from surefoot.core.interruption import Cut, CutShort
+from surefoot.core.interruption import CutShort, ShouldAbort
 from surefoot.core.peaks import dense_peak
 from surefoot.core.reports import Event, Observer
 from surefoot.data.fetch import collated
@@ -42,7 +42,7 @@ from surefoot.observe.run_folder import RunFolder
 from surefoot.observe.time_ledger import TIME_LEDGER_NAME, LedgerReading, Phase, add_stretch
 from surefoot.observe.watch import HangWatch, stacks_path
 from surefoot.optim.registry import optimizer_notes
-from surefoot.parallel.lookout import Attachment
+from surefoot.parallel.lookout import LookoutHooks
 from surefoot.run.budget_watch import Spending, budget_of
 from surefoot.run.cadences import make_cadence, make_horizon
 from surefoot.run.memory_shortage import record_shortage
@@ -358,14 +358,14 @@ class FolderRun:
                     trainable.host_sums.leave()
                 raise
 
-    def _checking(self, cut: Cut) -> Cut:
+    def _checking(self, cut: ShouldAbort) -> ShouldAbort:
         def checked() -> bool:
             self.spending.check()
             return cut()
 
         return checked
 
-    def _leave_when(self, cut_wait: Cut, cut_evaluation: Cut) -> None:
+    def _leave_when(self, cut_wait: ShouldAbort, cut_evaluation: ShouldAbort) -> None:
         """An evaluation or a wait for data is left where these say so."""
         assembly = self.assembly
         assembly.loader.leave_when(cut_wait)
@@ -454,7 +454,7 @@ class FolderRun:
             # Such as a full disk: the first error is the one to be told.
             error.add_note(f"and this could not be written down: {second}")
 
-    def lent(self, stop: StopOnSignal) -> Attachment:
+    def lent(self, stop: StopOnSignal) -> LookoutHooks:
         """What is done where another rank is lost, and the main thread may wait for ever."""
 
         def record(error: RankError) -> None:
@@ -462,7 +462,7 @@ class FolderRun:
                 step = self.assembly.trainable.state.progress.step
                 self.observers.on_event(failure_event(error, step))
 
-        return Attachment(self.watch.dump, record, lambda: self.watch.doing, stop.is_asked)
+        return LookoutHooks(self.watch.dump, record, lambda: self.watch.doing, stop.is_asked)
 
     def _result(self, outcome: Outcome) -> RunResult:
         return RunResult(

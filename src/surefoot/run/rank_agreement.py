@@ -28,7 +28,7 @@ from surefoot.observe.run_folder import (
     RunFolder,
 )
 from surefoot.observe.time_ledger import Phase
-from surefoot.parallel.health import Pace, RankHealth
+from surefoot.parallel.health import RankHealth, RankTimes
 from surefoot.parallel.lookout import asked_elsewhere
 from surefoot.parallel.ranks import Ranks, any_of, from_first
 
@@ -203,12 +203,12 @@ def make_health(
     """What compares the ranks of a run now and then; `tell` is told of a slow one."""
     trainable = assembly.trainable
 
-    def pace() -> Pace:
+    def pace() -> RankTimes:
         seconds = trainable.log.ledger.read().as_json()
         wall = seconds.pop("wall")
         for phase in OTHERS_AWAITED:
             del seconds[phase.label]
-        return Pace(wall, {**seconds, "forward": trainable.forward_seconds()})
+        return RankTimes(wall, {**seconds, "forward": trainable.forward_seconds()})
 
     return RankHealth(
         assembly.place.ranks,

@@ -87,7 +87,7 @@ def main() -> None:
     """Reads `argv[1]` into the folder `argv[2]`, with limits for a source of `argv[3]` bytes."""
     source, out, size, seconds = Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:5])
     _limit(size, seconds)
-    _take_hands_off(out)
+    _install_audit_hook(out)
     report: dict[str, Any]
     try:
         found = read_source(source, 2 * size + SLACK_BYTES)
@@ -122,7 +122,7 @@ def _limit(size: int, seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _take_hands_off(out: Path) -> None:
+def _install_audit_hook(out: Path) -> None:
     """From here on Python itself refuses what no reader needs."""
     allowed = os.path.join(os.path.realpath(out), "")
 

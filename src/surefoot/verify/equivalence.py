@@ -119,7 +119,7 @@ def prove_equivalence(
         RequestError: its forward draws random numbers of its own, which no two ways share.
     """
     deadline_seconds = float(resolved.recipe.parallel.deadline.value)
-    trial = _Trial(recipe, tuple(overrides), folder, tell, deadline_seconds)
+    trial = _EquivalenceTrial(recipe, tuple(overrides), folder, tell, deadline_seconds)
     section, train = resolved.recipe.parallel, resolved.recipe.train
     data_ranks = resolve_sizes(section, num_ranks).data_parallel
     window = train.accumulation * data_ranks
@@ -225,7 +225,7 @@ def compare(way: Way, how: str, plain: PassedWindow, other: PassedWindow, bound:
     return Compared(way, how, loss, largest, of, broken)
 
 
-class _Trial:
+class _EquivalenceTrial:
     """Starts the processes of each way."""
 
     def __init__(

@@ -115,7 +115,7 @@ def prove_resume(
     Raises:
         SurefootError: the recipe cannot be trained, or a resume was refused.
     """
-    trial = _Trial(resolved, folder, updates, tell)
+    trial = _ResumeTrial(resolved, folder, updates, tell)
     whole = trial.uninterrupted("whole")
     last = whole[-1].window
     moments = random.Random(seed)
@@ -190,7 +190,7 @@ def _rows(run: Path) -> list[dict[str, Any]]:
     return [deterministic(row) for row in read_rows(run / METRICS_NAME)]
 
 
-class _Trial:
+class _ResumeTrial:
     """Starts the trainings and watches them."""
 
     def __init__(

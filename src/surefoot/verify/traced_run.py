@@ -24,7 +24,7 @@ import xxhash
 from surefoot.assembly.run_parts import Assembly
 from surefoot.build import build_run
 from surefoot.config.load import load_recipe
-from surefoot.core.interruption import Cut
+from surefoot.core.interruption import ShouldAbort
 from surefoot.data.batch import MicroBatch
 from surefoot.engine.evaluate import OpenSet
 from surefoot.observe.run_folder import RunFolder
@@ -116,8 +116,8 @@ class _TracedLoader:
                         return
                     ids.clear()
 
-    def leave_when(self, cut: Cut) -> None:
-        self._loader.leave_when(cut)
+    def leave_when(self, should_abort: ShouldAbort) -> None:
+        self._loader.leave_when(should_abort)
 
     def close(self) -> None:
         self._loader.close()

@@ -21,7 +21,7 @@ from surefoot.observe.terminal.frame import (
     render_frame,
 )
 from surefoot.observe.terminal.picture import frame_as_svg
-from surefoot.observe.terminal.view import Curve, RunFacts, Tracker, Unit, View
+from surefoot.observe.terminal.view import RunFacts, ThinnedCurve, Tracker, Unit, View
 
 FACTS = RunFacts("stdlib-gpt", "runs/x_stdlib-gpt", 100, "steps", "tokens", "cpu", "fp32")
 
@@ -136,7 +136,7 @@ def test_evaluations_and_events_are_the_latest() -> None:
 
 
 def test_a_curve_is_bounded_and_spans_the_run() -> None:
-    curve = Curve(capacity=8)
+    curve = ThinnedCurve(capacity=8)
     for step in range(1, 1001):
         curve.add(step, float(step))
         curve.add(step, math.nan)

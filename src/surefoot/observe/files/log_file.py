@@ -14,7 +14,7 @@ from surefoot.observe.files.atomic import atomic_write, free_name_beside, read_f
 
 
 @dataclass(frozen=True)
-class StoodUp:
+class RestoredLog:
     """A log that stands at its place again."""
 
     descriptor: int
@@ -24,7 +24,7 @@ class StoodUp:
     """What has happened; empty where a faithful copy stood there, and nothing was changed."""
 
 
-def stand_up(path: Path, descriptor: int, size: int) -> StoodUp | None:
+def restore_log_file(path: Path, descriptor: int, size: int) -> RestoredLog | None:
     """Looks whether `path` names the file behind `descriptor`, and mends it where it does not.
 
     Args:
@@ -57,6 +57,6 @@ def stand_up(path: Path, descriptor: int, size: int) -> StoodUp | None:
         told += "; all is written anew" if is_whole else "; it begins anew"
         atomic_write(path, content)
     flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
-    stands = StoodUp(os.open(path, flags), len(content), told)
+    stands = RestoredLog(os.open(path, flags), len(content), told)
     os.close(descriptor)
     return stands

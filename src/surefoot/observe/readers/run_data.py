@@ -38,7 +38,7 @@ from surefoot.observe.run_folder import (
 NAN = math.nan
 
 
-class Steps:
+class StepColumns:
     """The rows of updates as columns of numbers; a mapping in a row gives columns `name/key`.
 
     A value that a row lacks is NaN; a NaN or infinity that was logged is also in `non_finite`.
@@ -119,7 +119,7 @@ class RunData:
     record: Mapping[str, Any]
     later_records: tuple[Mapping[str, Any], ...]
     """What each resume recorded."""
-    steps: Steps
+    steps: StepColumns
     evaluations: tuple[Evaluated, ...]
     events: tuple[Event, ...]
     problems: tuple[str, ...] = field(default=())
@@ -282,8 +282,8 @@ def _read_json(path: Path, problems: list[str]) -> dict[str, Any]:
     return {}
 
 
-def _read_metrics(path: Path, problems: list[str]) -> tuple[Steps, list[Evaluated]]:
-    steps, evaluations = Steps(), []
+def _read_metrics(path: Path, problems: list[str]) -> tuple[StepColumns, list[Evaluated]]:
+    steps, evaluations = StepColumns(), []
     if path.is_file():
         with open(path, "rb") as file:
             for number, line in enumerate(file, start=1):

@@ -77,7 +77,7 @@ class View:
     """What happened last, for people."""
 
 
-class Curve:
+class ThinnedCurve:
     """Points over a whole run in bounded memory: when full, neighbours are averaged in pairs."""
 
     def __init__(self, capacity: int = CURVE_POINTS) -> None:
@@ -134,8 +134,8 @@ class Tracker:
         self.began = began
         self._moments: deque[_Moment] = deque()
         self._recent: deque[float] = deque(maxlen=RECENT_POINTS)
-        self._curve = Curve()
-        self._evaluation_curve = Curve()
+        self._curve = ThinnedCurve()
+        self._evaluation_curve = ThinnedCurve()
         self._evaluations: dict[tuple[str, str], EvalReport] = {}
         self._report: StepReport | None = None
         self._seen_at = began
