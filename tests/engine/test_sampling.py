@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from surefoot.core.errors import ModelError
-from surefoot.engine.sampling import watched
+from surefoot.engine.measure.sampling import watched
 from surefoot.models.gpt import GPT, GPTConfig
 from surefoot.observe.metrics_log import read_rows
 from surefoot.observe.metrics_schema import DETAILS, deterministic, reduced

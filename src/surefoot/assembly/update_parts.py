@@ -23,15 +23,16 @@ from surefoot.core.stopping import EarlyStopping, StoppingState
 from surefoot.core.units import Steps
 from surefoot.data.batch import MicroBatch
 from surefoot.engine.decisions import Course, RuleState, WatchedMetric
-from surefoot.engine.device_clock import DeviceClock, TimedTask
 from surefoot.engine.evaluate import SumUp
 from surefoot.engine.first_bad import FirstBad
 from surefoot.engine.guard import Guard, NonFinitePolicy
-from surefoot.engine.passes import Pass, PlainPass, RanksPass
+from surefoot.engine.measure.device_clock import DeviceClock, TimedTask
+from surefoot.engine.measure.forward_clock import ForwardClock
+from surefoot.engine.measure.sampling import SampledPass, Sampling
+from surefoot.engine.passes import Pass, PlainPass, RankReduction
 from surefoot.engine.pipeline_pass import PipelinePass, PipelineSums
 from surefoot.engine.reporting import ReportLog
 from surefoot.engine.routing import CountedPass, Followers, RouterLoads, loads_of
-from surefoot.engine.sampling import SampledPass, Sampling
 from surefoot.engine.signals import Signals
 from surefoot.engine.spike_guard import SpikeGuard, SpikePolicy, SpikeSettings
 from surefoot.engine.step import Update, UpdateParts
@@ -320,20 +321,22 @@ def joint_parts(
     if mesh is None:
         return JointParts(PlainPass(model, task, precision), lambda: weight_norm(parameters))
     share, host_sums = SharedBuffers(model, mesh).share, HostSums(mesh)
-    sum_up = None
-    copies = RanksPass(laid_out.forward, task, precision, laid_out.sync, share, mesh.sum_over_items)
-    run_pass: Pass = copies
-    if laid_out.pipeline is not None:
-        run_pass = PipelinePass(laid_out.pipeline, task, precision, share, mesh.sum_over_items)
-        sum_up = PipelineSums(laid_out.pipeline, task, precision)
-    elif not laid_out.is_sharded:
+    forward = laid_out.forward
+    reduction = RankReduction(forward, laid_out.sync, share, mesh.sum_over_items)
+    if laid_out.pipeline is None and not laid_out.is_sharded:
+        clocked = ForwardClock(task)
         return JointParts(
-            copies,
+            PlainPass(forward, clocked, precision, reduction),
             lambda: weight_norm(parameters),
             host_sums,
             host_sums=host_sums,
-            forward_seconds=lambda: copies.forward_seconds,
+            forward_seconds=lambda: clocked.seconds,
         )
+    run_pass: Pass = PlainPass(forward, task, precision, reduction)
+    sum_up = None
+    if laid_out.pipeline is not None:
+        run_pass = PipelinePass(laid_out.pipeline, task, precision, share, mesh.sum_over_items)
+        sum_up = PipelineSums(laid_out.pipeline, task, precision)
     norm = ShardedNorm(parameters, mesh)
     return JointParts(
         run_pass, norm.of_values, host_sums, local_gradients, norm.of_gradients, host_sums, sum_up

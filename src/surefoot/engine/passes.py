@@ -5,9 +5,8 @@ A pass leaves gradients in `.grad` and returns detached losses. It never steps, 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import torch
@@ -47,47 +46,33 @@ class Pass(Protocol):
         ...
 
 
-class PlainPass:
-    """Forward and backward of one micro-batch after the other, on one rank."""
+class Reduction(Protocol):
+    """What a pass does together with the other ranks."""
 
-    def __init__(self, model: nn.Module, task: Task, precision: Precision) -> None:
-        self.model = model
-        self.task = task
-        self.precision = precision
-        self._seeds = Seeds()
+    def micro_batch(self, filler: bool, is_last: bool) -> AbstractContextManager[object]:
+        """The context of the forward and backward of one micro-batch of a window."""
+        ...
 
-    def __call__(
-        self,
-        micro_batches: Sequence[MicroBatch],
-        denominators: Mapping[str, float],
-        loss_scale: LossScale,
-    ) -> dict[str, Tensor]:
-        window_losses: dict[str, Tensor] = {}
-        for micro_batch in micro_batches:
-            with self.precision.autocast(), naming_batch(micro_batch):
-                sums = self.task.loss_sum(self.model, micro_batch.data)
-            terms = loss_terms(sums, denominators)
-            # `backward` of sum / denominator, whose derivative is the same for every item: it is
-            # the seed, and the division needs no node of its own in the graph.
-            seeds = [
-                self._seeds.of(denominators[term], loss_sum, loss_scale)
-                for term, loss_sum in terms.items()
-            ]
-            torch.autograd.backward(list(terms.values()), seeds)
-            for term, loss in divided(terms, denominators).items():
-                seen = window_losses.get(term)
-                window_losses[term] = loss if seen is None else seen + loss
-        return window_losses
+    def finish(self, losses: dict[str, Tensor]) -> dict[str, Tensor]:
+        """After the last backward: gradients are whole in `.grad`; returns the window's losses."""
+        ...
 
 
-class RanksPass:
-    """`PlainPass` on several ranks: gradients are reduced as `sync` says, losses summed.
+class NoReduction:
+    """There is one rank."""
 
-    A micro-batch of a rank that has run out of data counts for nothing: it is run because the other
-    ranks wait for its part, with a seed of 0, and leaves running statistics alone.
+    def micro_batch(self, filler: bool, is_last: bool) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def finish(self, losses: dict[str, Tensor]) -> dict[str, Tensor]:
+        return losses
+
+
+class RankReduction:
+    """Gradients are reduced as `sync` says, losses summed.
 
     Args:
-        model: what is called: the module, or a wrapper that reduces its gradients.
+        model: whose running statistics a filler leaves alone.
         sync: when gradients are reduced.
         share_buffers: gives all ranks the same buffers, after each window.
         sum_over_ranks: sums a tensor over the data-parallel ranks, in place.
@@ -96,21 +81,54 @@ class RanksPass:
     def __init__(
         self,
         model: nn.Module,
-        task: Task,
-        precision: Precision,
         sync: GradientSync,
         share_buffers: Callable[[], None],
         sum_over_ranks: Callable[[Tensor], Tensor],
     ) -> None:
+        self._model = model
+        self._sync = sync
+        self._share_buffers = share_buffers
+        self._sum_over_ranks = sum_over_ranks
+
+    @contextmanager
+    def micro_batch(self, filler: bool, is_last: bool) -> Iterator[None]:
+        statistics = untouched_statistics(self._model) if filler else nullcontext()
+        with self._sync.micro_batch(is_last), statistics:
+            yield
+
+    def finish(self, losses: dict[str, Tensor]) -> dict[str, Tensor]:
+        self._sync.finish()
+        self._share_buffers()
+        # By name: the terms of a loss may come in another order on another rank.
+        names = sorted(losses)
+        summed = self._sum_over_ranks(torch.stack([losses[name] for name in names]))
+        by_name = dict(zip(names, summed.unbind(), strict=True))
+        return {name: by_name[name] for name in losses}
+
+
+NO_REDUCTION = NoReduction()
+
+
+class PlainPass:
+    """Forward and backward of one micro-batch after the other.
+
+    Args:
+        model: what is called: the module, or a wrapper that reduces its gradients.
+        reduction: what is done together with the other ranks.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        precision: Precision,
+        reduction: Reduction = NO_REDUCTION,
+    ) -> None:
         self.model = model
         self.task = task
         self.precision = precision
-        self.sync = sync
-        self._share_buffers = share_buffers
-        self._sum_over_ranks = sum_over_ranks
+        self.reduction = reduction
         self._seeds = Seeds()
-        self.forward_seconds = 0.0
-        """Host time of all forwards so far."""
 
     def __call__(
         self,
@@ -118,34 +136,54 @@ class RanksPass:
         denominators: Mapping[str, float],
         loss_scale: LossScale,
     ) -> dict[str, Tensor]:
-        window_losses: dict[str, Tensor] = {}
-        for index, micro_batch in enumerate(micro_batches):
-            is_filler = micro_batch.samples == 0
-            statistics = untouched_statistics(self.model) if is_filler else nullcontext()
-            with self.sync.micro_batch(index == len(micro_batches) - 1), statistics:
-                began = time.perf_counter()
+        losses = WindowLosses(denominators, loss_scale, self._seeds)
+        for index, micro_batch in enumerate(micro_batches, start=1):
+            filler = micro_batch.samples == 0
+            with self.reduction.micro_batch(filler, index == len(micro_batches)):
                 with self.precision.autocast(), naming_batch(micro_batch):
                     sums = self.task.loss_sum(self.model, micro_batch.data)
-                self.forward_seconds += time.perf_counter() - began
-                terms = loss_terms(sums, denominators)
-                seeds = [
-                    self._seeds.of(denominators[term], loss_sum, loss_scale)
-                    for term, loss_sum in terms.items()
-                ]
-                if is_filler:
-                    seeds = [torch.zeros_like(seed) for seed in seeds]
-                torch.autograd.backward(list(terms.values()), seeds)
-            for term, loss in divided(terms, denominators).items():
-                counted = torch.zeros_like(loss) if is_filler else loss
-                seen = window_losses.get(term)
-                window_losses[term] = counted if seen is None else seen + counted
-        self.sync.finish()
-        self._share_buffers()
-        # By name: the terms of a loss may come in another order on another rank.
-        names = sorted(window_losses)
-        summed = self._sum_over_ranks(torch.stack([window_losses[name] for name in names]))
-        by_name = dict(zip(names, summed.unbind(), strict=True))
-        return {name: by_name[name] for name in window_losses}
+                torch.autograd.backward(*losses.add(sums, filler))
+        return self.reduction.finish(losses.values)
+
+
+class WindowLosses:
+    """The losses of one window, added up over its micro-batches.
+
+    `values` holds what a pass returns: each term's sum over its denominator, and their total.
+    """
+
+    def __init__(
+        self, denominators: Mapping[str, float], loss_scale: LossScale, seeds: Seeds
+    ) -> None:
+        self.values: dict[str, Tensor] = {}
+        self._denominators = denominators
+        self._loss_scale = loss_scale
+        self._seeds = seeds
+
+    def add(
+        self, sums: Tensor | Mapping[str, Tensor], filler: bool
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Adds the loss sums of one micro-batch; returns them, and what their backward begins with.
+
+        It is that of sum / denominator, whose derivative is the same for every item: a seed, so
+        that the division needs no node of its own in the graph.
+
+        Args:
+            filler: whether it is that of a rank that has run out of data, which is run because the
+                other ranks wait for its part, and counts for nothing.
+        """
+        terms = loss_terms(sums, self._denominators)
+        seeds = [
+            self._seeds.of(self._denominators[term], loss_sum, self._loss_scale)
+            for term, loss_sum in terms.items()
+        ]
+        losses = divided(terms, self._denominators)
+        if filler:
+            seeds = [torch.zeros_like(seed) for seed in seeds]
+            losses = {term: torch.zeros_like(loss) for term, loss in losses.items()}
+        for term, loss in losses.items():
+            self.values[term] = self.values[term] + loss if term in self.values else loss
+        return list(terms.values()), seeds
 
 
 class Seeds:

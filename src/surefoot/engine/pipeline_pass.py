@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from surefoot.data.batch import MicroBatch
-from surefoot.engine.passes import TOTAL, Seeds, divided, loss_terms
+from surefoot.engine.passes import TOTAL, Seeds, WindowLosses
 from surefoot.engine.relay import Reached, Relay, StageModel, refuse_unreached
 from surefoot.numerics.loss_scaling import LossScale
 from surefoot.numerics.modes import untouched_statistics
@@ -57,27 +57,19 @@ class PipelinePass:
         denominators: Mapping[str, float],
         loss_scale: LossScale,
     ) -> dict[str, Tensor]:
-        losses: dict[str, Tensor] = {}
+        losses = WindowLosses(denominators, loss_scale, self._seeds)
 
         def train(stage: Stage, micro_batch: MicroBatch) -> Tensor:
-            is_filler = micro_batch.samples == 0
-            statistics = untouched_statistics(stage.model) if is_filler else nullcontext()
+            filler = micro_batch.samples == 0
+            statistics = untouched_statistics(stage.model) if filler else nullcontext()
             try:
                 with self.precision.autocast(), statistics:
                     sums = self.task.loss_sum(self._models[stage.index], micro_batch.data)
             except Reached as reached:
                 return reached.hidden
             refuse_unreached(stage)
-            terms = loss_terms(sums, denominators)
-            for term, loss in divided(terms, denominators).items():
-                counted = torch.zeros_like(loss) if is_filler else loss
-                losses[term] = counted if term not in losses else losses[term] + counted
-            seeded = [
-                loss_sum * self._seeds.of(denominators[term], loss_sum, loss_scale)
-                for term, loss_sum in terms.items()
-            ]
-            total = torch.stack(seeded).sum()
-            return total * 0.0 if is_filler else total
+            terms, seeds = losses.add(sums, filler)
+            return torch.stack([a * b for a, b in zip(terms, seeds, strict=True)]).sum()
 
         self.pipeline.follow_modes()
         self._relay(micro_batches, train)
@@ -86,7 +78,7 @@ class PipelinePass:
         self._share_buffers()
         # By name: the terms may come in another order on another rank.
         names = [TOTAL, *sorted(term for term in denominators if term != TOTAL)]
-        here = [losses[name] for name in names] if losses else None
+        here = [losses.values[name] for name in names] if losses.values else None
         told = self.pipeline.from_last(here, len(names))
         return dict(zip(names, self._sum_over_ranks(told).unbind(), strict=True))
 

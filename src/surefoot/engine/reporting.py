@@ -14,8 +14,8 @@ from dataclasses import replace
 from surefoot.core.errors import NonFiniteError
 from surefoot.core.reports import Event, Observer, StepReport
 from surefoot.engine.guard import Guard, event_of
+from surefoot.engine.measure.sampling import DETAIL
 from surefoot.engine.passes import TOTAL
-from surefoot.engine.sampling import DETAIL
 from surefoot.engine.signals import PendingReport
 from surefoot.engine.spike_guard import RolledBack
 from surefoot.engine.window import Window, padding_waste

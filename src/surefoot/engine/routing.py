@@ -35,6 +35,7 @@ from surefoot.tasks.task import (
     count_samples,
     split_dependence,
 )
+from surefoot.tasks.wrapper import TaskWrapper
 
 BALANCE = "balance"
 """Term of the loss: the balance losses of all routed layers, times their weight."""
@@ -122,7 +123,7 @@ class RouterLoads:
         return self._of_all[:-1]
 
 
-class RouterTask:
+class RouterTask(TaskWrapper):
     """A task whose loss also has the terms of the routers.
 
     `loss` stays the task's own loss; `balance` and `router_z` stand beside it with their weights
@@ -136,7 +137,7 @@ class RouterTask:
     """
 
     def __init__(self, task: Task, model: nn.Module, sum_over_ranks: SumOverRanks) -> None:
-        self.task = task
+        super().__init__(task)
         self._layers: Sequence[RoutedFeedForward] = list(routed_layers(model).values())
         self._sum_over_ranks = sum_over_ranks
         self.loads = RouterLoads(self._layers, sum_over_ranks)
@@ -144,14 +145,6 @@ class RouterTask:
         self._drops = any(layer.depends_on_split for layer in self._layers)
         has_z = any(layer.config.z_weight > 0 for layer in self._layers)
         self.terms = (BALANCE,) * self._balances + (ROUTER_Z,) * has_z
-
-    @property
-    def unit(self) -> str:
-        return self.task.unit
-
-    @property
-    def deciding_metric(self) -> tuple[str, Any]:
-        return self.task.deciding_metric
 
     @property
     def depends_on_split(self) -> Mapping[str, str]:

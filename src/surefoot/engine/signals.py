@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from surefoot.engine.sampling import Sampling
+from surefoot.engine.measure.sampling import Sampling
 from surefoot.engine.window import Window
 
 NUM_HOST_BUFFERS = 2

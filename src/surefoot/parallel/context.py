@@ -29,11 +29,12 @@ from surefoot.tasks.calling import signature_of
 from surefoot.tasks.losses import IGNORE_INDEX
 from surefoot.tasks.metrics import MetricTotals
 from surefoot.tasks.scoring import Places
-from surefoot.tasks.task import Direction, LossSum, MetricSums, Task, Weight
+from surefoot.tasks.task import LossSum, MetricSums, Task
+from surefoot.tasks.wrapper import TaskWrapper
 
 
 @runtime_checkable
-class PlacedTask(Protocol):
+class PlacedTask(Task, Protocol):
     """A task whose loss adds up over the places of sequences."""
 
     def places(self, batch: Any) -> Places: ...
@@ -110,7 +111,7 @@ class SequenceParts:
         return filled.narrow(1, self.rank * size, size)
 
 
-class ContextTask:
+class ContextTask(TaskWrapper):
     """A task on parts of sequences: losses of a rank's own places, metrics of all.
 
     Args:
@@ -120,30 +121,19 @@ class ContextTask:
     """
 
     def __init__(self, task: PlacedTask, parts: SequenceParts, group: dist.ProcessGroup) -> None:
-        self.task: Any = task
+        super().__init__(task)
+        self._placed = task
         self._parts = parts
         self._group = group
 
-    @property
-    def unit(self) -> str:
-        return self.task.unit
-
-    @property
-    def deciding_metric(self) -> tuple[str, Direction]:
-        return self.task.deciding_metric
-
-    def weight(self, batch: Any) -> Weight:
-        """Of the whole sequences."""
-        return self.task.weight(batch)
-
     def loss_sum(self, model: nn.Module, batch: Any) -> LossSum:
         """Over this rank's places: the losses of the ranks add up to that of the batch."""
-        return self.task.loss_of(model, self._parts.own(self.task.places(batch)))
+        return self._placed.loss_of(model, self._parts.own(self._placed.places(batch)))
 
     def metric_sums(self, model: nn.Module, batch: Any) -> MetricSums:
         """Over all places, the same on each rank."""
         totals = MetricTotals()
-        totals.add(self.task.metrics_of(model, self._parts.own(self.task.places(batch))))
+        totals.add(self._placed.metrics_of(model, self._parts.own(self._placed.places(batch))))
         totals.combine(self._summed)
         return dict(totals.pairs())
 

@@ -14,9 +14,9 @@ from surefoot.tasks.task import (
     LossSum,
     MetricSums,
     Task,
-    Weight,
     checked_metric,
 )
+from surefoot.tasks.wrapper import TaskWrapper
 
 MetricFunction = Callable[[nn.Module, Any], tuple[Tensor, float | Tensor]]
 """`(model, batch) -> (numerator, denominator)`, both sums over the batch."""
@@ -61,26 +61,12 @@ def checked_model(model: Any) -> nn.Module:
     )
 
 
-class TaskWithMetrics:
+class TaskWithMetrics(TaskWrapper):
     """A task with further metrics in its evaluation."""
 
     def __init__(self, task: Task, metrics: Mapping[str, MetricFunction]) -> None:
-        self.task = task
+        super().__init__(task)
         self.metrics = dict(metrics)
-
-    @property
-    def unit(self) -> str:
-        return self.task.unit
-
-    @property
-    def deciding_metric(self) -> tuple[str, Any]:
-        return self.task.deciding_metric
-
-    def weight(self, batch: Any) -> Weight:
-        return self.task.weight(batch)
-
-    def loss_sum(self, model: nn.Module, batch: Any) -> LossSum:
-        return self.task.loss_sum(model, batch)
 
     def metric_sums(self, model: nn.Module, batch: Any) -> MetricSums:
         further = {

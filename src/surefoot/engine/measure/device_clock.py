@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from surefoot.tasks.task import LossSum, MetricSums, Task, Weight
+from surefoot.tasks.task import LossSum, Task
+from surefoot.tasks.wrapper import TaskWrapper
 
 
 class DeviceClock:
@@ -72,23 +73,12 @@ class DeviceClock:
         self._num_samples += 1
 
 
-class TimedTask:
+class TimedTask(TaskWrapper):
     """A task whose loss marks where the forward begins and where the backward does."""
 
     def __init__(self, task: Task, clock: DeviceClock) -> None:
-        self.task = task
+        super().__init__(task)
         self._clock = clock
-
-    @property
-    def unit(self) -> str:
-        return self.task.unit
-
-    @property
-    def deciding_metric(self) -> tuple[str, Any]:
-        return self.task.deciding_metric
-
-    def weight(self, batch: Any) -> Weight:
-        return self.task.weight(batch)
 
     def loss_sum(self, model: nn.Module, batch: Any) -> LossSum:
         if not self._clock.is_open:
@@ -97,6 +87,3 @@ class TimedTask:
         loss = self.task.loss_sum(model, batch)
         self._clock.mark("backward")
         return loss
-
-    def metric_sums(self, model: nn.Module, batch: Any) -> MetricSums:
-        return self.task.metric_sums(model, batch)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from surefoot.data.batch import MicroBatch
-from surefoot.engine.device_clock import DeviceClock
+from surefoot.engine.measure.device_clock import DeviceClock
 from surefoot.engine.passes import Pass
 from surefoot.numerics.clipping import tensor_norms
 from surefoot.numerics.loss_scaling import LossScale
