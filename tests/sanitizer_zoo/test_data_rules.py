@@ -9,7 +9,7 @@ import pytest
 from sanitizer_zoo.zoo import check_bug, check_clean
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.frames import Site
-from surefoot.sanitizer.rules.sf702_sync_every_step import SyncEveryStep
+from surefoot.sanitizer.rules.data.sf702_sync_every_step import SyncEveryStep
 from surefoot.sanitizer.trace import Trace
 
 PREAMBLE = """

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event(ABC):
+class TraceEvent(ABC):
     """What all events have."""
 
     seq: int
@@ -37,14 +37,14 @@ class Event(ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerCreated(Event):
+class OptimizerCreated(TraceEvent):
     """An optimizer was constructed."""
 
     optimizer: OptimizerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepBegin(Event):
+class StepBegin(TraceEvent):
     """An optimizer is about to step; gradients are as the step will see them."""
 
     optimizer: OptimizerState
@@ -53,7 +53,7 @@ class StepBegin(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepEnd(Event):
+class StepEnd(TraceEvent):
     """An optimizer has stepped."""
 
     optimizer: OptimizerState
@@ -61,7 +61,7 @@ class StepEnd(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ZeroGrad(Event):
+class ZeroGrad(TraceEvent):
     """`zero_grad` of an optimizer or a module has run."""
 
     parameters: Sequence[ParameterState]
@@ -71,7 +71,7 @@ class ZeroGrad(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BackwardBegin(Event):
+class BackwardBegin(TraceEvent):
     """`backward` is about to run; the graph is whole."""
 
     roots: Sequence[torch.Tensor]
@@ -83,7 +83,7 @@ class BackwardBegin(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BackwardEnd(Event):
+class BackwardEnd(TraceEvent):
     """`backward` has run."""
 
     root_shape: tuple[int, ...]
@@ -97,14 +97,14 @@ class BackwardEnd(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GradientsAsked(Event):
+class GradientsAsked(TraceEvent):
     """`torch.autograd.grad` was called."""
 
     inside_step: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clip(Event):
+class Clip(TraceEvent):
     """Gradients were clipped."""
 
     kind: str
@@ -120,14 +120,14 @@ class Clip(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LossScaled(Event):
+class LossScaled(TraceEvent):
     """A gradient scaler scaled a loss."""
 
     scaler: ScalerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unscaled(Event):
+class Unscaled(TraceEvent):
     """A gradient scaler unscaled the gradients of an optimizer."""
 
     scaler: ScalerState
@@ -135,7 +135,7 @@ class Unscaled(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScalerStepped(Event):
+class ScalerStepped(TraceEvent):
     """`scaler.step(optimizer)` has run; `stepped` tells whether the optimizer did."""
 
     scaler: ScalerState
@@ -144,21 +144,21 @@ class ScalerStepped(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScalerUpdated(Event):
+class ScalerUpdated(TraceEvent):
     """`scaler.update()` has run."""
 
     scaler: ScalerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerCreated(Event):
+class SchedulerCreated(TraceEvent):
     """A learning-rate scheduler was constructed."""
 
     scheduler: SchedulerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerStep(Event):
+class SchedulerStep(TraceEvent):
     """A learning-rate scheduler was stepped by the user (not by its own constructor)."""
 
     scheduler: SchedulerState
@@ -169,7 +169,7 @@ class SchedulerStep(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardBegin(Event):
+class ForwardBegin(TraceEvent):
     """An outermost module with parameters is called."""
 
     module: nn.Module
@@ -180,7 +180,7 @@ class ForwardBegin(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardEnd(Event):
+class ForwardEnd(TraceEvent):
     """An outermost module with parameters has answered."""
 
     module: nn.Module
@@ -204,7 +204,7 @@ class ForwardEnd(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubmoduleFirstCalled(Event):
+class SubmoduleFirstCalled(TraceEvent):
     """A module was called for the first time, inside an outermost module."""
 
     module: nn.Module
@@ -212,7 +212,7 @@ class SubmoduleFirstCalled(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParameterShared(Event):
+class ParameterShared(TraceEvent):
     """A parameter that one module has was given to a second one."""
 
     tensor: torch.Tensor
@@ -221,7 +221,7 @@ class ParameterShared(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchNormCalled(Event):
+class BatchNormCalled(TraceEvent):
     """A BatchNorm layer in train mode is about to run."""
 
     module: nn.Module
@@ -232,7 +232,7 @@ class BatchNormCalled(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchNormRepeated(Event):
+class BatchNormRepeated(TraceEvent):
     """At the end: further training calls of a BatchNorm layer, each with more than one sample.
 
     They are only counted while the script runs; most layers are called so all the time.
@@ -242,7 +242,7 @@ class BatchNormRepeated(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DropoutCalled(Event):
+class DropoutCalled(TraceEvent):
     """`F.dropout` (or a sibling) drew a mask."""
 
     probability: float
@@ -256,7 +256,7 @@ class DropoutCalled(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModeChanged(Event):
+class ModeChanged(TraceEvent):
     """`train()` or `eval()` was called."""
 
     module: nn.Module
@@ -266,7 +266,7 @@ class ModeChanged(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LossCalled(Event):
+class LossCalled(TraceEvent):
     """A loss function of torch has run."""
 
     name: str
@@ -280,7 +280,7 @@ class LossCalled(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingCalled(Event):
+class EmbeddingCalled(TraceEvent):
     """`F.embedding` has run."""
 
     ids: torch.Tensor
@@ -289,7 +289,7 @@ class EmbeddingCalled(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderStarted(Event):
+class LoaderStarted(TraceEvent):
     """A DataLoader is iterated anew."""
 
     loader: LoaderState
@@ -298,7 +298,7 @@ class LoaderStarted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchFetched(Event):
+class BatchFetched(TraceEvent):
     """A DataLoader gave a batch."""
 
     loader: LoaderState
@@ -307,14 +307,14 @@ class BatchFetched(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderEnded(Event):
+class LoaderEnded(TraceEvent):
     """A DataLoader ran to its end."""
 
     loader: LoaderState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seeded(Event):
+class Seeded(TraceEvent):
     """A global random stream was seeded."""
 
     library: str
@@ -322,12 +322,12 @@ class Seeded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamPutBack(Event):
+class StreamPutBack(TraceEvent):
     """The state of torch's global random stream was set, as `fork_rng` does at its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saved(Event):
+class Saved(TraceEvent):
     """`torch.save` has run."""
 
     contents: Any
@@ -335,7 +335,7 @@ class Saved(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded(Event):
+class Loaded(TraceEvent):
     """`torch.load` has run."""
 
     contents: Any
@@ -343,7 +343,7 @@ class Loaded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateTaken(Event):
+class StateTaken(TraceEvent):
     """`state_dict()` was called by the user on an object of this kind."""
 
     kind: str
@@ -351,7 +351,7 @@ class StateTaken(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateRestored(Event):
+class StateRestored(TraceEvent):
     """`load_state_dict()` was called by the user on an object of this kind."""
 
     kind: str
@@ -360,14 +360,14 @@ class StateRestored(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StatisticsUpdated(Event):
+class StatisticsUpdated(TraceEvent):
     """`update_bn` has run."""
 
     module: nn.Module
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelWrapped(Event):
+class ParallelWrapped(TraceEvent):
     """A module was wrapped in DistributedDataParallel."""
 
     wrapper: nn.Module
@@ -376,7 +376,7 @@ class ParallelWrapped(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelForward(Event):
+class ParallelForward(TraceEvent):
     """A module wrapped in DistributedDataParallel is called with gradients enabled."""
 
     wrapper: nn.Module
@@ -385,7 +385,7 @@ class ParallelForward(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collective(Event):
+class Collective(TraceEvent):
     """A collective of torch.distributed ran."""
 
     name: str
@@ -398,7 +398,7 @@ class Collective(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerReport(Event):
+class WorkerReport(TraceEvent):
     """What a data worker process told about its random streams."""
 
     worker: int
@@ -406,21 +406,21 @@ class WorkerReport(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Synchronised(Event):
+class Synchronised(TraceEvent):
     """The host waited for a device, asked by the user's own line."""
 
     how: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunEnded(Event):
+class RunEnded(TraceEvent):
     """The script is over."""
 
     outcome: str
     """`completed`, `crashed`, `stopped` (by `--steps`) or `interrupted`."""
 
 
-def handler_name(kind: type[Event]) -> str:
+def handler_name(kind: type[TraceEvent]) -> str:
     """The method that a rule defines to receive events of this kind.
 
     >>> handler_name(BackwardEnd)
@@ -428,3 +428,11 @@ def handler_name(kind: type[Event]) -> str:
     """
     letters = ["_" + c.lower() if c.isupper() else c for c in kind.__name__]
     return "on" + "".join(letters)
+
+
+HANDLERS: Mapping[str, type[TraceEvent]] = {
+    handler_name(kind): kind
+    for kind in list(globals().values())
+    if isinstance(kind, type) and issubclass(kind, TraceEvent) and kind is not TraceEvent
+}
+"""Each kind of event, by the method that receives it."""

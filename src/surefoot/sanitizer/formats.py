@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 from surefoot.core.finding import Certainty, Finding, Severity
 from surefoot.sanitizer.output import fingerprint
-from surefoot.sanitizer.rules import all_rules
+from surefoot.sanitizer.rules import registry
 
 SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _PRECISION = {
@@ -25,8 +25,8 @@ _SARIF_LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.
 
 def as_sarif(findings: Iterable[Finding]) -> str:
     """SARIF 2.1.0, as code scanning reads it; files below the working directory are relative."""
-    infos = [rule.info for rule in all_rules()]
-    index = {info.code: number for number, info in enumerate(infos)}
+    entries = registry().entries
+    index = {code: number for number, code in enumerate(entries)}
     rules = [
         {
             "id": info.code,
@@ -34,10 +34,11 @@ def as_sarif(findings: Iterable[Finding]) -> str:
             "shortDescription": {"text": info.title},
             "fullDescription": {"text": info.why},
             "help": {"text": info.fix},
-            "properties": {"precision": _PRECISION[info.certainty], "tags": [info.family]},
+            "properties": {"precision": _PRECISION[info.certainty], "tags": [entry.family]},
             "defaultConfiguration": {"level": _SARIF_LEVELS[info.severity]},
         }
-        for info in infos
+        for entry in entries.values()
+        for info in [entry.info]
     ]
     driver = {
         "name": "surefoot audit",
@@ -86,18 +87,19 @@ def as_junit(findings: Sequence[Finding]) -> str:
     suites = ElementTree.Element("testsuites")
     suite = ElementTree.SubElement(suites, "testsuite", name="surefoot audit")
     failures = 0
-    for rule in all_rules():
+    entries = registry().entries
+    for code, entry in entries.items():
         case = ElementTree.SubElement(
-            suite, "testcase", classname=f"surefoot.{rule.info.family}", name=rule.info.slug
+            suite, "testcase", classname=f"surefoot.{entry.family}", name=entry.info.slug
         )
-        found = [f for f in by_code.get(rule.info.code, ()) if f.severity is not Severity.HINT]
+        found = [f for f in by_code.get(code, ()) if f.severity is not Severity.HINT]
         if found:
             # A test case has one failure, whatever the number of places.
             failures += 1
             message = "; ".join(f.message for f in found)
             failure = ElementTree.SubElement(case, "failure", message=message)
             failure.text = "\n".join(f"{f.file}:{f.line}\n{f.fix}" for f in found)
-    suite.set("tests", str(len(all_rules())))
+    suite.set("tests", str(len(entries)))
     suite.set("failures", str(failures))
     suite.set("errors", "0")
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"

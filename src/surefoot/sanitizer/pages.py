@@ -1,8 +1,8 @@
-"""One documentation page per rule, made from the rule's own record.
+"""The pages of the rules in the documentation, made from the page beside each rule.
 
     python -m surefoot.sanitizer.pages docs/rules
 
-Says nothing that the record does not say.
+Says nothing that those pages do not say.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from surefoot.sanitizer.rules import all_rules
-from surefoot.sanitizer.rules.base import RuleInfo
+from surefoot.sanitizer.rules import OWN, Registered, registry
 
 CERTAINTIES = {
     "proof": "the observation contradicts what PyTorch does, whatever was meant",
@@ -21,16 +20,16 @@ CERTAINTIES = {
 }
 
 
-def rule_page(info: RuleInfo) -> str:
+def rule_page(entry: Registered) -> str:
     """The page of one rule, as Markdown."""
-    certainty = info.certainty.value
+    info, certainty = entry.info, entry.info.certainty.value
     return f"""# {info.code} {info.slug}
 
 {info.title}
 
 | family | severity | certainty |
 |---|---|---|
-| {info.family} | {info.severity.value} | {certainty}: {CERTAINTIES[certainty]} |
+| {entry.family} | {info.severity.value} | {certainty}: {CERTAINTIES[certainty]} |
 
 ## What is observed
 
@@ -58,18 +57,23 @@ Where it is on purpose: `# surefoot: ignore[{info.code}] reason` on the line of 
 """
 
 
+def own_rules() -> list[Registered]:
+    """The rules of this package, by code."""
+    return [entry for entry in registry().entries.values() if entry.origin == OWN]
+
+
 def overview_page() -> str:
     """The list of all rules, as Markdown."""
-    infos = [rule.info for rule in all_rules()]
+    entries = own_rules()
     parts = [
         "# Rules of the audit\n",
-        f"{len(infos)} rules. `surefoot show rules CODE` prints the same pages.\n",
+        f"{len(entries)} rules. `surefoot show rules CODE` prints the same pages.\n",
     ]
-    for family in dict.fromkeys(info.family for info in infos):
+    for family in dict.fromkeys(entry.family for entry in entries):
+        infos = [entry.info for entry in entries if entry.family == family]
         rows = [
             f"| [{i.code}]({i.code}.md) | {i.slug} | {i.certainty.value} | {i.title} |"
             for i in infos
-            if i.family == family
         ]
         head = f"## {family.capitalize()}\n\n| code | rule | certainty | what is wrong |\n"
         parts.append(head + "|---|---|---|---|\n" + "\n".join(rows) + "\n")
@@ -78,7 +82,7 @@ def overview_page() -> str:
 
 def all_pages() -> dict[str, str]:
     """File name and content of every page."""
-    pages = {f"{rule.info.code}.md": rule_page(rule.info) for rule in all_rules()}
+    pages = {f"{entry.info.code}.md": rule_page(entry) for entry in own_rules()}
     return {"index.md": overview_page(), **pages}
 
 

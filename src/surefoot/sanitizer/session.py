@@ -13,7 +13,7 @@ from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.frames import NOWHERE
 from surefoot.sanitizer.probe import Probe
 from surefoot.sanitizer.request import StopAudit
-from surefoot.sanitizer.rules import all_rules
+from surefoot.sanitizer.rules import all_rules, registry
 from surefoot.sanitizer.rules.base import Rule
 from surefoot.sanitizer.summary import Summary, ordered
 from surefoot.sanitizer.suppressions import is_suppressed
@@ -37,15 +37,26 @@ class Audit:
         max_updates: int | None = None,
         rules: Iterable[type[Rule]] | None = None,
     ) -> None:
+        """Looks at `rules`, by default at all that are installed."""
         self.trace = Trace(deep=deep, max_updates=max_updates)
         self.probe = Probe(self.trace)
-        self.rules = [rule(self.trace) for rule in (all_rules() if rules is None else rules)]
+        if rules is None:
+            self.trace.internal_errors += registry().left_out
+            rules = all_rules()
+        self.rules = [made for rule in rules if (made := self._made(rule)) is not None]
         for rule in self.rules:
             self.trace.listen(rule)
         self.findings: list[Finding] = []
         self.outcome = ""
         self.rank_by_name = int(os.environ.get("RANK", "0") or 0)
         """Rank where no process group tells."""
+
+    def _made(self, rule: type[Rule]) -> Rule | None:
+        try:
+            return rule(self.trace)
+        except Exception:
+            self.trace.note_error(rule.__name__)
+            return None
 
     def __enter__(self) -> Audit:
         self.probe.attach()
@@ -76,6 +87,8 @@ class Audit:
     def _found(self) -> list[Finding]:
         found: list[Finding] = []
         for rule in self.rules:
+            if rule.has_failed:
+                continue
             try:
                 found += [f for f in rule.findings() if not is_suppressed(f)]
             except Exception:

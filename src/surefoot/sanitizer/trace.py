@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import itertools
 import operator
-import sys
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -44,6 +43,7 @@ WITNESSED = 6
 SCALED = 0.01
 """Values that were scaled together agree to half precision."""
 INTERNAL_ERRORS_KEPT = 20
+P = TypeVar("P")
 
 
 class Trace:
@@ -81,29 +81,46 @@ class Trace:
         self._names: dict[int, tuple[weakref.ref[torch.Tensor], str, str]] = {}
         self.seq = 0
         self.internal_errors: list[str] = []
-        self._listeners: dict[type[ev.Event], list[Callable[[Any], None]]] = {}
+        self._listeners: dict[type[ev.TraceEvent], list[Any]] = {}
+        self._shared: dict[object, Any] = {}
+        self.failed: list[object] = []
+        """Listeners that raised an error: they get no more events and are not asked."""
         self._counter = itertools.count(1)
 
     # -- handing events round ------------------------------------------------------------------
 
     def listen(self, listener: object) -> None:
         """Calls the `on_...` methods of `listener` for the events they are named after."""
-        for event_kind in _event_kinds():
-            handler = getattr(listener, ev.handler_name(event_kind), None)
+        for name, kind in ev.HANDLERS.items():
+            handler = getattr(listener, name, None)
             if handler is not None:
-                self._listeners.setdefault(event_kind, []).append(handler)
+                self._listeners.setdefault(kind, []).append(handler)
 
-    def wants(self, event_kind: type[ev.Event]) -> bool:
+    def shared(self, kind: Callable[[Trace], P]) -> P:
+        """The one listener of that kind, made and attached when it is first asked for."""
+        found = self._shared.get(kind)
+        if found is None:
+            found = self._shared[kind] = kind(self)
+            self.listen(found)
+        return found
+
+    def wants(self, event_kind: type[ev.TraceEvent]) -> bool:
         """Whether anybody listens to this kind."""
         return event_kind in self._listeners
 
-    def emit(self, event: ev.Event) -> None:
+    def emit(self, event: ev.TraceEvent) -> None:
         for handler in tuple(self._listeners.get(type(event), ())):
             try:
                 handler(event)
             except Exception:
-                self.note_error(f"{handler.__qualname__}")
-                self._listeners[type(event)].remove(handler)
+                self.note_error(handler.__qualname__)
+                self.drop(handler.__self__)
+
+    def drop(self, listener: object) -> None:
+        """Hands no more events to a listener that has failed."""
+        self.failed.append(listener)
+        for kind, handlers in self._listeners.items():
+            self._listeners[kind] = [h for h in handlers if h.__self__ is not listener]
 
     def tick(self) -> int:
         self.seq = next(self._counter)
@@ -443,14 +460,6 @@ class Trace:
         return self.updates > 0
 
 
-def _event_kinds() -> list[type[ev.Event]]:
-    return [
-        kind
-        for kind in vars(ev).values()
-        if isinstance(kind, type) and issubclass(kind, ev.Event) and kind is not ev.Event
-    ]
-
-
 def _first_values(gradient: torch.Tensor) -> tuple[float, ...]:
     if gradient.is_sparse or gradient.device.type != "cpu" or gradient.is_complex():
         return ()
@@ -465,8 +474,3 @@ def _is_scaled(before: tuple[float, ...], after: tuple[float, ...]) -> bool:
     if len(ratios) < 2 or any(zeros) or ratios[0] <= 0:
         return False
     return all(abs(ratio - ratios[0]) <= SCALED * ratios[0] for ratio in ratios)
-
-
-def in_module(name: str) -> bool:
-    """Whether a module is already imported (libraries that are only looked at if in use)."""
-    return name in sys.modules

@@ -1,31 +1,35 @@
-"""What a rule is: a record that explains it, handlers for events, and findings at the end.
-
-A rule keeps counters, names and sites; never tensors, modules or events.
-"""
+"""What a rule is: words that explain it, handlers for events, and findings at the end."""
 
 from __future__ import annotations
 
 import abc
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
+
+import yaml
 
 from surefoot.core.finding import Certainty, Finding, Severity
 from surefoot.sanitizer.frames import NOWHERE, Site
-from surefoot.sanitizer.trace import Trace
+from surefoot.sanitizer.listener import Listener
+from surefoot.sanitizer.matchers.tallies import Looks, Tally, UpdateTally, look_now, share
 
-FAMILIES = {
-    "1": "clipping and gradient lifecycle",
-    "2": "accumulation",
-    "3": "schedule",
-    "4": "modes and normalisation",
-    "5": "optimizer and parameter coverage",
-    "6": "loss",
-    "7": "logging and data",
-    "8": "distribution",
-    "9": "resume and precision",
-}
+__all__ = [
+    "NOWHERE",
+    "Certainty",
+    "Finding",
+    "Findings",
+    "Looks",
+    "Rule",
+    "RuleInfo",
+    "Site",
+    "Tally",
+    "UpdateTally",
+    "look_now",
+    "share",
+]
+Findings: TypeAlias = Iterable[Finding]
 _SEVERITY = {
     Certainty.PROOF: Severity.ERROR,
     Certainty.STRONG: Severity.WARNING,
@@ -36,9 +40,10 @@ _SEVERITY = {
 
 @dataclass(frozen=True, slots=True)
 class RuleInfo:
-    """What a rule is about; its page in the documentation is made from this."""
+    """The words of a rule."""
 
     code: str
+    """Letters and digits, such as `SF101`; one rule has it."""
     slug: str
     certainty: Certainty
     title: str
@@ -46,35 +51,49 @@ class RuleInfo:
     observes: str
     """What the audit looks at, and where it stays quiet."""
     why: str
-    example: str
-    """A few lines of code that it finds."""
+    """Why it is bad."""
     fix: str
-    source: str
+    example: str = ""
+    """A few lines of code that it finds."""
+    source: str = ""
     """Where this was seen, or what it follows from."""
 
-    @property
-    def family(self) -> str:
-        return FAMILIES[self.code[2]]
+    @classmethod
+    def beside(cls, file: str) -> RuleInfo:
+        """Reads the page of a rule: the Markdown file beside its module, of the same name.
+
+        The page begins with `code`, `slug`, `certainty` and `title` between two lines `---`; its
+        sections are "What is observed", "Why it is bad", "Example", "Fix" and "Source".
+        """
+        text = Path(file).with_suffix(".md").read_text(encoding="utf-8")
+        _, head, body = text.split("---\n", 2)
+        parts = (section.split("\n", 1) for section in body.split("\n## ")[1:])
+        sections = {name: " ".join(words.split()) for name, words in parts}
+        facts = yaml.safe_load(head)
+        return cls(
+            code=facts["code"],
+            slug=facts["slug"],
+            certainty=Certainty(facts["certainty"]),
+            title=facts["title"],
+            observes=sections["What is observed"],
+            why=sections["Why it is bad"],
+            fix=sections["Fix"],
+            example=body.partition("```python\n")[2].partition("\n```")[0],
+            source=sections["Source"],
+        )
 
     @property
     def severity(self) -> Severity:
         return _SEVERITY[self.certainty]
 
 
-class Rule(abc.ABC):
-    """One kind of silent bug.
-
-    Define `info`, any of the `on_...` handlers (named after the events: `BackwardEnd` calls
-    `on_backward_end`), and `findings`.
-    """
+class Rule(Listener, abc.ABC):
+    """One kind of silent bug: `info`, any of the `on_...` handlers of events, and `findings`."""
 
     info: ClassVar[RuleInfo]
 
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
-
     @abc.abstractmethod
-    def findings(self) -> Iterable[Finding]:
+    def findings(self) -> Findings:
         """What this rule has to say, once the script is over."""
 
     def facts(self) -> Any:
@@ -82,7 +101,7 @@ class Rule(abc.ABC):
         return None
 
     @classmethod
-    def across(cls, facts: Mapping[int, Any]) -> Iterable[Finding]:
+    def across(cls, facts: Mapping[int, Any]) -> Findings:
         """Findings that only the comparison of ranks shows; `facts` by rank."""
         return ()
 
@@ -92,46 +111,23 @@ class Rule(abc.ABC):
         message: str,
         site: Site = NOWHERE,
         *,
-        evidence: Mapping[str, object] | None = None,
         fix: str = "",
         certainty: Certainty | None = None,
-        severity: Severity | None = None,
+        **evidence: object,
     ) -> Finding:
-        """A finding of this rule. A lower `certainty` lowers the severity with it."""
+        """A finding of this rule; the other keywords are the evidence.
+
+        A lower `certainty` than that of the rule lowers the severity with it.
+        """
         known = certainty or cls.info.certainty
         return Finding(
             code=cls.info.code,
             slug=cls.info.slug,
-            severity=severity or _SEVERITY[known],
+            severity=_SEVERITY[known],
             certainty=known,
             message=message,
             file=site.file,
             line=site.line,
-            evidence=dict(evidence or {}),
+            evidence=evidence,
             fix=fix or cls.info.fix,
         )
-
-
-class Tally:
-    """Counts occurrences by place."""
-
-    def __init__(self) -> None:
-        self.sites: Counter[Site] = Counter()
-
-    def add(self, site: Site) -> None:
-        # Bounded: what is seen at a thousand places is not told by place any more.
-        if len(self.sites) < 1000 or site in self.sites:
-            self.sites[site] += 1
-
-    @property
-    def count(self) -> int:
-        return self.sites.total()
-
-    @property
-    def site(self) -> Site:
-        return self.sites.most_common(1)[0][0] if self.sites else NOWHERE
-
-
-def share(part: int, whole: int) -> str:
-    """`40 of 40`."""
-    return f"{part} of {whole}"

@@ -1,0 +1,1 @@
+"""What several rules look for: listeners that one audit makes once and shares, and functions."""

@@ -1,0 +1,1 @@
+"""Clipping and gradient lifecycle."""

@@ -1,0 +1,77 @@
+"""SF108: the same loss is backpropagated twice in one update."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from surefoot.sanitizer import events as ev
+from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, Site, Tally, share
+from surefoot.sanitizer.state import OptimizerState
+
+LEAST = 3
+LEAST_VALUES = 2
+
+
+Values = tuple[float, ...]
+
+
+class DoubleBackward(Rule):
+    """Two B over the same loss graph between Z and S."""
+
+    info = RuleInfo.beside(__file__)
+
+    def setup(self) -> None:
+        self.tallies: dict[int, Tally] = defaultdict(Tally)
+        self.single: dict[int, tuple[int, Values]] = {}
+        """Per optimizer: line and gradient of the only backward pass of the open window."""
+        self.twice: dict[int, tuple[Site, Values]] = {}
+        """Per optimizer: where the second one added the same, and the sum."""
+        self.latest: dict[int, Values] = {}
+
+    def on_backward_end(self, event: ev.BackwardEnd) -> None:
+        for optimizer in event.optimizers:
+            key, passes = optimizer.key, len(optimizer.window)
+            values = _gradient(optimizer) if passes <= 2 else ()
+            if passes == 1:
+                self.single[key] = event.site.line, values
+                self.twice.pop(key, None)
+            elif passes == 2 and key in self.single:
+                line, first = self.single.pop(key)
+                if line != event.site.line and first and values == tuple(2 * v for v in first):
+                    self.twice[key] = event.site, values
+            else:
+                self.twice.pop(key, None)
+
+    def on_step_begin(self, event: ev.StepBegin) -> None:
+        optimizer = event.optimizer
+        if event.closure or optimizer.wipes:
+            return
+        site, values = self.twice.pop(optimizer.key, (None, ()))
+        if site is not None and values != self.latest.get(optimizer.key):
+            self.tallies[optimizer.key].add(site)
+            self.latest[optimizer.key] = values
+        again = [record for record in optimizer.window if record.graph_uses >= 2]
+        if again:
+            self.tallies[optimizer.key].add(again[-1].site)
+
+    def findings(self) -> Findings:
+        for optimizer in self.trace.optimizers:
+            tally = self.tallies.get(optimizer.key)
+            if tally is None or tally.count < min(LEAST, optimizer.steps):
+                continue
+            yield self.report(
+                f"In {share(tally.count, optimizer.steps)} updates a loss that had been"
+                " backpropagated already was backpropagated again here.",
+                tally.site,
+                updates=optimizer.steps,
+                doubled=tally.count,
+            )
+
+
+def _gradient(optimizer: OptimizerState) -> Values:
+    """The first values of one gradient; empty where too few of them tell anything."""
+    for state in optimizer.parameters:
+        values = state.witness
+        if values is not None:
+            return values if sum(map(bool, values)) >= LEAST_VALUES else ()
+    return ()

@@ -1,0 +1,1 @@
+"""Resume and precision."""

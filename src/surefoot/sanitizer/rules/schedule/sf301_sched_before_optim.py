@@ -1,0 +1,64 @@
+"""SF301: the schedule moves on before the optimizer has used its value."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from surefoot.sanitizer import events as ev
+from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, Site, Tally, share
+
+LEAST = 3
+SHARE = 0.9
+
+
+class SchedBeforeOptim(Rule):
+    """L before the first S of the same optimizer, or between B and S in every iteration."""
+
+    info = RuleInfo.beside(__file__)
+
+    def setup(self) -> None:
+        self.early: dict[int, list[Site]] = defaultdict(list)
+        self.waiting: dict[int, tuple[Site, int]] = {}
+        self.between: dict[int, Tally] = defaultdict(Tally)
+        self.stepped: dict[int, int] = defaultdict(int)
+
+    def on_scheduler_step(self, event: ev.SchedulerStep) -> None:
+        state = event.scheduler
+        optimizer = state.optimizer
+        if state.inner or optimizer is None or optimizer.skipped:
+            return
+        if not optimizer.has_stepped and len(self.early[state.key]) < 100:
+            self.early[state.key].append(event.site)
+        if optimizer.window and optimizer.last_backward > optimizer.last_step:
+            self.waiting[state.key] = event.site, optimizer.key
+
+    def on_step_end(self, event: ev.StepEnd) -> None:
+        self.stepped[event.optimizer.key] += 1
+        for key, (site, optimizer) in list(self.waiting.items()):
+            if optimizer == event.optimizer.key:
+                self.between[key].add(site)
+                del self.waiting[key]
+
+    def findings(self) -> Findings:
+        for state in self.trace.schedulers:
+            optimizer = state.optimizer
+            if optimizer is None or state.inner or not optimizer.steps or not state.steps:
+                continue
+            tally = self.between[state.key]
+            early = self.early[state.key]
+            every = tally.count >= LEAST and tally.count >= SHARE * optimizer.steps
+            # One step before each update is an order; many at once wind a schedule forward.
+            first = len(early) == 1 and state.steps > 1 and tally.count == 0
+            accumulates = state.steps > 1.5 * optimizer.steps
+            if accumulates or not (every or first):
+                continue
+            counted = share(tally.count, optimizer.steps) if every else "the first"
+            yield self.report(
+                f"{state.kind}.step() ran before {optimizer.kind}.step() (line"
+                f" {optimizer.last_step_site.line}) in {counted}"
+                f" update{'s' if every else ''}: the first learning rate was never used.",
+                tally.site if every else early[0],
+                updates=optimizer.steps,
+                scheduler_steps=state.steps,
+                between_backward_and_step=tally.count,
+            )
