@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from surefoot.observe.run_data import read_run
 
 from parallel.rank_pool import RankPool
 from state.resumed import Ended, hash_of_restored, resumed
@@ -23,6 +22,7 @@ from surefoot.cli import main as command
 from surefoot.core.errors import EXIT_DONE
 from surefoot.observe.metrics_log import read_rows
 from surefoot.observe.metrics_schema import deterministic
+from surefoot.observe.readers.run_data import read_run
 from surefoot.verify.state_hash import checkpoint_hash
 
 WRITTEN = Path(__file__).with_name("version_0_1")
