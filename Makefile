@@ -27,9 +27,9 @@ else
 endif
 
 EXTRAS_demo := .
-EXTRAS_test := .[test,data,hf,tensorboard]
+EXTRAS_test := .[test,data,tensorboard]
 # mypy says other things where an optional package is missing: lint and test see the same ones.
-EXTRAS_lint := .[lint,test,data,hf,tensorboard]
+EXTRAS_lint := .[lint,test,data,tensorboard]
 EXTRAS_docs := .[docs]
 
 .PHONY: help demo test test-slow test-ranks test-gpu faults lint docs bench audit-mutants doctor-score clean

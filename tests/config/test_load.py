@@ -342,10 +342,8 @@ def test_a_reference_to_nothing_is_refused(target: str) -> None:
     assert "refers to a key that is not given" in str(caught.value)
 
 
-def test_a_missing_mark_of_omegaconf_is_a_text() -> None:
-    recipe = changed(
-        GPT, {"data.pattern": "???", "model.sequence_length": "${data.sequence_length}"}
-    )
+def test_question_marks_are_a_text() -> None:
+    recipe = changed(GPT, {"data.pattern": "???", "name": "as-${model.kind}"})
     assert resolve_recipe(recipe).recipe.data.pattern == "???"  # type: ignore[union-attr]
 
 

@@ -17,7 +17,7 @@ HEAVY = ("torch", "numpy", "transformers", "rich", "typer")
         (
             "core.counting core.errors core.finding core.plateau core.reports core.schedules "
             "core.stopping core.units",
-            (*HEAVY, "pydantic", "omegaconf", "yaml"),
+            (*HEAVY, "pydantic", "scipy", "yaml"),
         ),
         ("config config.building config.load config.notes config.sections", HEAVY),
     ],

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy.stats import ttest_ind
 
 from judge.folders import CONFIG, CONTRACT, make_folder
 from surefoot.core.reports import Event
 from surefoot.judge.compare import ComparisonOutcome, compare_runs
-from surefoot.judge.statistics import spread_of, t_quantile, welch
+from surefoot.judge.statistics import spread_of, welch
 from surefoot.observe.readers.run_data import RunData, read_run
 
 
@@ -117,12 +118,27 @@ def test_a_metric_that_is_not_finite_shows_nothing(tmp_path: Path) -> None:
     assert outcome(runs) is ComparisonOutcome.NOT_SHOWN
 
 
-# Published quantiles of Student's t, 0.975.
+# What the version before computed by a continued fraction of its own.
 @pytest.mark.parametrize(
-    ("degrees", "quantile"), [(1, 12.706), (2, 4.303), (4, 2.776), (10, 2.228), (30, 2.042)]
+    ("first", "second", "interval"),
+    [
+        ([1.0, 2.0, 3.0], [4.0, 5.0, 6.0], (0.7330420644724831, 5.2669579355275165)),
+        (
+            [0.8, 0.81, 0.82],
+            [0.805, 0.83, 0.79, 0.81],
+            (-0.0273241118020495, 0.0248241118020495),
+        ),
+        ([1e-3, 5e-3], [2.0, 2.5, 1.5], (0.7550155822083875, 3.2389844177916127)),
+    ],
 )
-def test_quantiles_of_t(degrees: int, quantile: float) -> None:
-    assert round(t_quantile(0.975, degrees), 3) == quantile
+def test_the_interval_is_that_of_welch(
+    first: list[float], second: list[float], interval: tuple[float, float]
+) -> None:
+    found = welch(first, second)
+    assert (found.low, found.high) == pytest.approx(interval, rel=1e-12)
+    theirs = ttest_ind(second, first, equal_var=False)
+    assert (found.low, found.high) == pytest.approx(theirs.confidence_interval(0.95), rel=1e-12)
+    assert found.degrees == pytest.approx(theirs.df, rel=1e-12)
 
 
 def test_the_interval_covers_as_often_as_it_says() -> None:

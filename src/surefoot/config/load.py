@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar, cast
 
 import xxhash
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
 
 from surefoot.config.invalid import violations_of
+from surefoot.config.references import follow_references
 from surefoot.config.rules import broken_rules
 from surefoot.config.sections import Recipe, Section, Settings
 from surefoot.config.yaml_text import MAX_CHARACTERS, read_value, read_yaml, write_yaml
@@ -193,7 +192,7 @@ def _resolve(
     for keys, value in assignments:
         found += _assign(given, origins, keys, value)
     _name_default_kinds(model, given)
-    unfollowed = _follow_references(given)
+    given, unfollowed = follow_references(given)
     found += unfollowed
     try:
         config = model.model_validate(given)
@@ -290,46 +289,6 @@ def _name_default_kinds(model: type[Section], given: dict[str, Any]) -> None:
             section.setdefault("kind", info.default.kind)
 
 
-_REFERENCE = re.compile(r"\$\{[A-Za-z_]\w*(?:\.\w+)*\}", re.ASCII)
-
-
-def _follow_references(given: dict[str, Any]) -> list[Violation]:
-    """Put the values in the place of `${section.key}`.
-
-    No other `${...}` is let through to OmegaConf, whose resolvers would read the environment.
-    """
-    texts = {path: text for path, text in _items(given) if isinstance(text, str) and "${" in text}
-    found: list[Violation] = []
-    for path, text in texts.items():
-        if "${" in _REFERENCE.sub("", text) or "\\" in text:
-            rule = f"{text!r}: only ${{section.key}} is allowed inside a value"
-            remedy = "a recipe reads no environment and runs no resolver; give the value with --set"
-            found.append(Violation(path, "", rule, remedy))
-            _put(given, path, None)
-    refused = {violation.path for violation in found}
-    followed = [path for path in texts if path not in refused]
-    if not followed:
-        return found
-    tree = OmegaConf.create(given, flags={"allow_objects": True})
-    for path in followed:
-        try:
-            value = OmegaConf.select(tree, path)
-        except OmegaConfBaseException:
-            rule = f"{texts[path]!r} refers to a key that is not given, or to itself"
-            found.append(Violation(path, "", rule, "refer to a key that the recipe sets"))
-            value = None
-        plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-        _put(given, path, plain)
-    return found
-
-
-def _put(given: Any, path: str, value: Any) -> None:
-    *parents, key = path.split(".")
-    for parent in parents:
-        given = given[int(parent)] if isinstance(given, list) else given[parent]
-    given[int(key) if isinstance(given, list) else key] = value
-
-
 def _valid_sections(model: type[Section], given: Mapping[str, Any]) -> dict[str, Any]:
     """The sections that are right in themselves: the rules across them can be checked too."""
     sections: dict[str, Any] = {}
@@ -365,16 +324,3 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(inner, f"{path}.{key}" if path else str(key))
     elif path:
         yield path, value
-
-
-def _items(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """As `_leaves`, and into lists."""
-    for inner_path, leaf in _leaves(value, path):
-        if isinstance(leaf, (list, tuple)):
-            for index, item in enumerate(leaf):
-                if isinstance(item, (Mapping, list, tuple)):
-                    yield from _items(item, f"{inner_path}.{index}")
-                else:
-                    yield f"{inner_path}.{index}", item
-        else:
-            yield inner_path, leaf
