@@ -10,7 +10,11 @@ import pytest
 from forked import run_forked
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+FOLDERS = ["docs", "docs/how-to"]
+PAGES = [
+    "README.md",
+    *sorted(f"{f}/{page.name}" for f in FOLDERS for page in (ROOT / f).glob("*.md")),
+]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 STYLES = {"error": "bold red", "warning": "bold yellow", "hint": "bold cyan"}
 LEVELS = ("light", "deep")
+MOST_ERRORS = 5
 CONTEXT = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 
 
@@ -157,9 +158,11 @@ def _show(session: Session, result: Result, findings: list[Finding], known: int)
     if result.internal_errors:
         session.say(
             f"{len(result.internal_errors)} observations failed inside the audit itself"
-            " (the script was not touched); --json holds them",
+            " (the script was not touched); what rests on them is left out, --json holds all:",
             style="yellow",
         )
+        for error in result.internal_errors[:MOST_ERRORS]:
+            session.say(f"  {error.splitlines()[0]}", style="yellow")
     if findings:
         first = findings[0]
         session.next(

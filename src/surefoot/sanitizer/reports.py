@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from surefoot.core.finding import Finding
-from surefoot.sanitizer.summary import Summary, ordered
+from surefoot.sanitizer.summary import Summary, failure, ordered
 from surefoot.sanitizer.suppressions import is_suppressed
 
 
@@ -36,5 +36,8 @@ def _across(summaries: Sequence[Summary]) -> list[Finding]:
     for rule in all_rules():
         facts = {s.rank: s.facts[rule.info.code] for s in summaries if rule.info.code in s.facts}
         if len(facts) > 1:
-            found += [f for f in rule.across(facts) if not is_suppressed(f)]
+            try:
+                found += [f for f in rule.across(facts) if not is_suppressed(f)]
+            except Exception:
+                summaries[0].internal_errors.append(failure(f"{rule.__name__}.across"))
     return found

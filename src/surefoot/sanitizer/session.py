@@ -43,20 +43,42 @@ class Audit:
         if rules is None:
             self.trace.internal_errors += registry().left_out
             rules = all_rules()
-        self.rules = [made for rule in rules if (made := self._made(rule)) is not None]
-        for rule in self.rules:
-            self.trace.listen(rule)
+        self.rules: list[Rule] = []
+        for rule in rules:
+            self._begin(rule)
         self.findings: list[Finding] = []
         self.outcome = ""
         self.rank_by_name = int(os.environ.get("RANK", "0") or 0)
         """Rank where no process group tells."""
 
-    def _made(self, rule: type[Rule]) -> Rule | None:
+    def add(self, rule: type[Rule]) -> None:
+        """Looks at one more rule.
+
+        Raises:
+            RequestError: it is no rule, or has the code of another one.
+        """
+        if not (isinstance(rule, type) and issubclass(rule, Rule) and hasattr(rule, "info")):
+            raise RequestError(
+                f"{rule!r} is no rule",
+                rule="a rule is a class derived from surefoot.sanitizer.rules.Rule, with `info`",
+            )
+        taken = next((r for r in self.rules if r.info.code == rule.info.code), None)
+        if taken is not None:
+            raise RequestError(
+                f"{rule.__name__} has the code of {type(taken).__name__}, {rule.info.code}",
+                rule="a code means one rule",
+                remedy="give it a code of its own",
+            )
+        self._begin(rule)
+
+    def _begin(self, kind: type[Rule]) -> None:
         try:
-            return rule(self.trace)
+            rule = kind(self.trace)
         except Exception:
-            self.trace.note_error(rule.__name__)
-            return None
+            self.trace.note_error(kind.__name__)
+            return
+        self.rules.append(rule)
+        self.trace.listen(rule)
 
     def __enter__(self) -> Audit:
         self.probe.attach()
@@ -117,25 +139,35 @@ class Audit:
         )
 
 
-def audit(*, level: Literal["light", "deep"] = "light", steps: int | None = None) -> Audit:
+def audit(
+    *,
+    level: Literal["light", "deep"] = "light",
+    steps: int | None = None,
+    rules: Iterable[type[Rule]] = (),
+) -> Audit:
     """Watches the training loop inside a `with`, and changes no number of it.
 
     Args:
         level: `light` reads values of CPU tensors only; `deep` those of other devices too.
         steps: ends the `with` block after so many updates.
+        rules: rules of your own, besides all that are installed.
 
     Returns:
         A context manager. When it has ended, its `findings` are sorted by severity; each has
         `code`, `slug`, `severity`, `certainty`, `message`, `file`, `line`, `evidence` and `fix`.
 
     Raises:
-        RequestError: there is no such level, or fewer than one step is asked for.
+        RequestError: there is no such level, fewer than one step is asked for, or one of `rules`
+            is no rule or has the code of another one.
     """
     if level not in ("light", "deep"):
         raise RequestError(f"there is no level {level!r}", rule="one of light, deep")
     if steps is not None and steps < 1:
         raise RequestError(f"an audit of {steps} updates sees nothing", rule="steps >= 1")
-    return Audit(deep=level == "deep", max_updates=steps)
+    watch = Audit(deep=level == "deep", max_updates=steps)
+    for rule in rules:
+        watch.add(rule)
+    return watch
 
 
 def _outcome(error: BaseException | None) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
+import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +46,12 @@ def _finding(plain: Mapping[str, Any]) -> Finding:
     values["severity"] = Severity(plain["severity"])
     values["certainty"] = Certainty(plain["certainty"])
     return Finding(**values)
+
+
+def failure(where: str) -> str:
+    """The error that is being handled: a line that names it, then its traceback."""
+    error = sys.exc_info()[1]
+    return f"{where}: {type(error).__name__}: {error}\n{traceback.format_exc(limit=-4)}"
 
 
 _RANKING = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.HINT: 2}

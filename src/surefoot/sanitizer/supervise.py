@@ -72,8 +72,10 @@ def audit(request: Request) -> Result:
 def _result(summaries: Sequence[Summary], code: int) -> Result:
     trained = [s for s in summaries if s.updates or s.findings]
     told = trained or list(summaries[:1])
+    # Rules that fail to compare ranks add their errors to these summaries.
+    findings = merged_reports(told)
     return Result(
-        findings=merged_reports(told),
+        findings=findings,
         exit_code=code,
         outcome=_joint([summary.outcome for summary in summaries], code),
         updates=max((summary.updates for summary in told), default=0),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import operator
-import traceback
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -31,6 +30,7 @@ from surefoot.sanitizer.state import (
     Table,
     UpdateRecord,
 )
+from surefoot.sanitizer.summary import failure
 
 FIRST_WALKS = 8
 WALK_EVERY = 50
@@ -147,7 +147,7 @@ class Trace:
 
     def note_error(self, where: str) -> None:
         if len(self.internal_errors) < INTERNAL_ERRORS_KEPT:
-            self.internal_errors.append(f"{where}: {traceback.format_exc(limit=-4)}")
+            self.internal_errors.append(failure(where))
 
     # -- parameters ------------------------------------------------------------------------------
 

@@ -16,9 +16,37 @@ from types import ModuleType
 
 from surefoot.core.doors import Door, brought
 from surefoot.core.errors import RequestError
-from surefoot.sanitizer.rules.base import Rule, RuleInfo
+from surefoot.sanitizer.rules.base import (
+    NOWHERE,
+    Certainty,
+    Finding,
+    Findings,
+    Looks,
+    Rule,
+    RuleInfo,
+    Site,
+    Tally,
+    UpdateTally,
+    share,
+)
 
-__all__ = ["Registered", "Registry", "Rule", "RuleInfo", "all_rules", "registry"]
+__all__ = [
+    "NOWHERE",
+    "Certainty",
+    "Finding",
+    "Findings",
+    "Looks",
+    "Registered",
+    "Registry",
+    "Rule",
+    "RuleInfo",
+    "Site",
+    "Tally",
+    "UpdateTally",
+    "all_rules",
+    "registry",
+    "share",
+]
 FAMILIES = (
     "gradients",
     "accumulation",
