@@ -31,6 +31,14 @@ def test_this_cpu() -> None:
     assert not (facts.tf32 or facts.fp8) and facts.memory_bytes == 0
 
 
+def test_a_torch_that_does_not_tell_the_units_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    assert probe_hardware("cpu").fast_bf16
+    for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"):
+        monkeypatch.delattr(torch.cpu, name)
+    assert not probe_hardware("cpu").fast_bf16
+
+
 @pytest.mark.parametrize(
     ("capability", "fast_fp16", "fast_bf16", "tf32", "fp8"),
     [

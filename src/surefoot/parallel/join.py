@@ -21,6 +21,7 @@ from surefoot.observe.watch import FLIGHT_RECORDER, set_where_free
 from surefoot.parallel import lookout
 from surefoot.parallel.lookout import Lookout
 from surefoot.parallel.lost import Failure, How, claim, first_failure, named, of_attempt
+from surefoot.parallel.torch_private import default_store
 
 SIGNS_OF_A_LOST_RANK = (
     "Connection closed by peer",
@@ -81,7 +82,7 @@ def join_ranks(timeout_seconds: float = JOIN_SECONDS) -> None:
 
 def shared_store() -> dist.Store:
     """What all ranks and the launcher read and write, below the default process group."""
-    return of_attempt(dist.distributed_c10d._get_default_store())
+    return of_attempt(default_store())
 
 
 def _store_of_launch() -> dist.Store | None:

@@ -29,6 +29,7 @@ from surefoot.core.errors import EXIT_FAILED, RankError
 from surefoot.observe.files.lock import birth_of, this_place
 from surefoot.observe.watch import ASK_SIGNAL
 from surefoot.parallel.lost import Failure, How, claim, first_failure, named
+from surefoot.parallel.torch_private import limit_collectives, num_collectives, process_groups
 
 LOOK_SECONDS = 0.5
 LOOKS_PER_DEADLINE = 8
@@ -361,18 +362,15 @@ class Lookout:
 
     def _calls(self) -> dict[str, int]:
         calls: dict[str, int] = {}
-        groups: list[Any] = list(dist.distributed_c10d._world.pg_map)
-        for group in groups:
+        for group in process_groups():
             name = getattr(group, "group_name", None)
             if name is None:
                 continue
-            with suppress(RuntimeError):
-                calls[name] = group._get_sequence_number_for_group()
+            if (count := num_collectives(group)) is not None:
+                calls[name] = count
             if name not in self._timed:
                 self._timed.add(name)
-                with suppress(RuntimeError):
-                    limit = timedelta(seconds=BACKSTOP * self._deadline)
-                    dist.distributed_c10d._set_pg_timeout(limit, group)
+                limit_collectives(group, timedelta(seconds=BACKSTOP * self._deadline))
         return calls
 
     def _show(self, **news: Any) -> None:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from surefoot.core.errors import RankError
 from surefoot.parallel import lookout
 from surefoot.parallel.lost import Failure, How, claim, first_failure, named, of_attempt
+from surefoot.parallel.torch_private import default_store
 
 POLL_SECONDS = 0.002
 """First pause between two looks for a missing answer; it doubles up to `MAX_POLL_SECONDS`."""
@@ -161,6 +162,6 @@ def world_ranks(deadline_seconds: float = 300.0) -> Ranks:
         return OneRank()
     if (watch := lookout.current()) is not None:
         watch.wait_at_most(deadline_seconds)
-    store = of_attempt(dist.distributed_c10d._get_default_store())
+    store = of_attempt(default_store())
     store.set_timeout(timedelta(seconds=deadline_seconds))
     return StoreRanks(store, dist.get_rank(), dist.get_world_size(), deadline_seconds)
