@@ -11,10 +11,10 @@ from surefoot.core.reports import Event
 from surefoot.data.order import Cursor
 from surefoot.engine.cadence import AtEnd, Cadence, Every, Horizon, Unit
 from surefoot.engine.guard import Guard
+from surefoot.engine.in_flight import Kept, PendingReport
 from surefoot.engine.interrupt import StopOnSignal
 from surefoot.engine.loop import Loop, LoopParts, Outcome, Status
 from surefoot.engine.reporting import ReportLog
-from surefoot.engine.signals import PendingReport
 from surefoot.engine.window import Window
 from surefoot.state.run_state import Progress
 from surefoot.state.saver import SaveKind
@@ -50,7 +50,7 @@ class Recorder:
         number = window.sample_ids[0]
         norm = float("nan") if number in self.skipped else 1.0
         scalars = {"loss": 1.0, "grad_norm": norm, "loss_scale": 1.0}
-        self.log.hand_over(PendingReport(window, {"loss": 2.0}, {}, lambda: scalars, False))
+        self.log.hand_over(PendingReport(window, {"loss": 2.0}, {}, Kept(scalars)))
         if self.stop_after == number:
             self.stop.ask("asked")
 

@@ -22,9 +22,10 @@ from surefoot.data.batch import MicroBatch
 from surefoot.data.order import Cursor
 from surefoot.engine import step as step_module
 from surefoot.engine.guard import Guard
+from surefoot.engine.in_flight import PendingReport
+from surefoot.engine.measure.signals import MeasuredSignals
 from surefoot.engine.passes import PlainPass
 from surefoot.engine.reporting import ReportLog
-from surefoot.engine.signals import PendingReport, Signals
 from surefoot.engine.step import Update, UpdateParts
 from surefoot.engine.window import Window, gather_window
 from surefoot.numerics.clipping import ClipNorm, global_norm, gradients_of, weight_norm
@@ -91,7 +92,7 @@ class Trace:
             course=lambda step: (1.0 / (1 + step), None),
             optimizer=self.optimizer,
             average=WeightEma(self.model, 0.5),
-            signals=Signals(lambda: weight_norm([self.weight]), 1),
+            signals=MeasuredSignals(lambda: weight_norm([self.weight]), 1),
             log=TracedLog(self),
         )
 
@@ -132,7 +133,7 @@ class TracedLog(ReportLog):
     def hand_over(self, pending: PendingReport) -> None:
         self.trace.add(
             "hand over",
-            pending.scalars(),
+            pending.sent.read(),
             dict(pending.rates),
             self.trace.weight.flatten().tolist(),
             self.trace.averages(),

@@ -232,7 +232,7 @@ def assemble(
     decisions = Decisions(
         best,
         deciding_metric(settings, material.task),
-        trainable.course.plateau,
+        trainable.plateau,
         trainable.stopping,
         trainable.log.tell,
     )

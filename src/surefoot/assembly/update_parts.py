@@ -22,18 +22,18 @@ from surefoot.core.reports import Observer
 from surefoot.core.stopping import EarlyStopping, StoppingState
 from surefoot.core.units import Steps
 from surefoot.data.batch import MicroBatch
-from surefoot.engine.decisions import Course, RuleState, WatchedMetric
+from surefoot.engine.decisions import RuleState, WatchedMetric
 from surefoot.engine.evaluate import SumUp
 from surefoot.engine.first_bad import FirstBad
 from surefoot.engine.guard import Guard, NonFinitePolicy
 from surefoot.engine.measure.device_clock import DeviceClock, TimedTask
 from surefoot.engine.measure.forward_clock import ForwardClock
 from surefoot.engine.measure.sampling import SampledPass, Sampling
+from surefoot.engine.measure.signals import MeasuredSignals
 from surefoot.engine.passes import Pass, PlainPass, RankReduction
 from surefoot.engine.pipeline_pass import PipelinePass, PipelineSums
 from surefoot.engine.reporting import ReportLog
 from surefoot.engine.routing import CountedPass, Followers, RouterLoads, loads_of
-from surefoot.engine.signals import Signals
 from surefoot.engine.spike_guard import SpikeGuard, SpikePolicy, SpikeSettings
 from surefoot.engine.step import Update, UpdateParts
 from surefoot.memory.weights_on_host import WeightsOnHost, check_weights_on_host
@@ -47,7 +47,7 @@ from surefoot.optim.ema import NoAverage, WeightEma
 from surefoot.optim.ledger import GroupOverride, ParameterLedger
 from surefoot.optim.registry import build_optimizer
 from surefoot.optim.state_on_host import check_state_on_host
-from surefoot.optim.update import SkipKind, UpdateOptimizer
+from surefoot.optim.update import Course, SkipKind, UpdateOptimizer
 from surefoot.parallel.collectives import HostSums, SharedBuffers
 from surefoot.parallel.layout import ALONE, LaidOut, Place, Wishes, lay_out
 from surefoot.parallel.parts import ShardedNorm, local_gradients
@@ -68,6 +68,7 @@ class Trainable:
     ledger: ParameterLedger
     optimizer: UpdateOptimizer
     course: Course
+    plateau: RuleState
     stopping: RuleState
     average: WeightEma | NoAverage
     state: RunState
@@ -106,7 +107,8 @@ def make_trainable(
     optimizer = make_optimizer(settings, ledger, device, skipping, laid_out.is_sharded)
     loss_scale = make_loss_scale(settings, precision, device)
     average = WeightEma(model, settings.ema.decay) if settings.ema.kind == "on" else NoAverage()
-    course = Course(make_schedule(settings, pace), _plateau_state(settings))
+    plateau = _plateau_state(settings)
+    course = Course(make_schedule(settings, pace), plateau)
     stopping = _stopping_state(settings)
     guard = make_guard(settings, loss_scale, optimizer)
     clip_norm = settings.train.clip_norm
@@ -142,7 +144,7 @@ def make_trainable(
         loss_scale=loss_scale,
         average=average,
         guard=guard,
-        plateau=course.plateau,
+        plateau=plateau,
         stopping=stopping,
         best=Best(),
         device=device,
@@ -155,6 +157,7 @@ def make_trainable(
         ledger,
         optimizer,
         course,
+        plateau,
         stopping,
         average,
         state,
@@ -189,11 +192,11 @@ def wishes_of(settings: Settings, precision: Precision) -> Wishes:
 
 def make_signals(
     settings: Settings, weight_norm: Callable[[], Tensor], sampling: Sampling | None
-) -> Signals:
+) -> MeasuredSignals:
     """What is sent to the host of each update."""
     every = settings.log.weight_norm_every
     steps = every.value if isinstance(every, Steps) else NEVER_STEPS
-    return Signals(weight_norm, steps, sampling)
+    return MeasuredSignals(weight_norm, steps, sampling)
 
 
 def make_sampling(

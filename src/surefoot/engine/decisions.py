@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 from surefoot.core.errors import ModelError
 from surefoot.core.reports import EvalReport, Event
-from surefoot.core.schedules import Schedule
 from surefoot.core.stopping import Direction, is_improvement
 from surefoot.state.run_state import Best
 
@@ -94,18 +93,6 @@ class RuleState:
         if self._rule is not None and state["state"] is not None:
             self._state = self._read(state["state"])
             self.verdict = self._rule.verdict(self._state)
-
-
-class Course:
-    """The learning rate's course: the schedule times what the plateau rule has decided."""
-
-    def __init__(self, schedule: Schedule, plateau: RuleState) -> None:
-        self.schedule = schedule
-        self.plateau = plateau
-
-    def __call__(self, step: int) -> tuple[float, float | None]:
-        """(multiplier of the peak rate, momentum or None) of the update after `step` updates."""
-        return self.schedule(step) * self.plateau.verdict, self.schedule.momentum(step)
 
 
 class Decisions:

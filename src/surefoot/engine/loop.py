@@ -170,7 +170,6 @@ class Loop:
         # The time spent is not undone: `_mark` counts it on.
         self.parts.log.ledger.switch(Phase.REST)
         self.parts.log.book_times()
-        self.parts.update.parts.signals.restart()
         with self.parts.log.ledger.phase(Phase.CHECKPOINT):
             self.parts.roll_back(roll_back)
         self._mark()
@@ -220,12 +219,12 @@ class Loop:
             progress.step + 1 >= next_due.step
             or progress.samples + window.samples >= next_due.samples
             or window.cursor_after.epoch >= next_due.epoch
-            or (next_due.tokens < inf and progress.tokens + self._tokens() >= next_due.tokens)
+            or (next_due.tokens < inf and self._tokens() >= next_due.tokens)
             or (next_due.seconds < inf and self._mark().seconds >= next_due.seconds)
         )
 
     def _tokens(self) -> int:
-        return round(self.parts.log.weight_in_flight())
+        return self.parts.progress.tokens + self.parts.log.tokens_in_flight()
 
     def _at_boundary(self, before: Mark, now: Mark) -> str | None:
         """Evaluates and saves what is due; returns a reason to finish, or None."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from surefoot.core.errors import ModelError
 from surefoot.data.batch import MicroBatch
+from surefoot.engine.in_flight import DETAIL
 from surefoot.engine.refusal import naming_batch
 from surefoot.numerics.loss_scaling import LossScale
 from surefoot.numerics.modes import untouched_statistics
@@ -26,6 +28,9 @@ TOTAL = "loss"
 
 Of a loss of several terms, one may have this name: it is the loss proper, reported alone under it;
 the others are trained with it and reported apart."""
+
+RESERVED = frozenset({"grad_norm", "loss_scale", "weight_norm"})
+"""Names that no term of a loss may have: the numbers of an update that go to the log beside it."""
 
 
 class Pass(Protocol):
@@ -126,8 +131,8 @@ class PlainPass:
     ) -> None:
         self.model = model
         self.task = task
-        self.precision = precision
         self.reduction = reduction
+        self._autocast = precision.autocast
         self._seeds = Seeds()
 
     def __call__(
@@ -140,47 +145,44 @@ class PlainPass:
         for index, micro_batch in enumerate(micro_batches, start=1):
             filler = micro_batch.samples == 0
             with self.reduction.micro_batch(filler, index == len(micro_batches)):
-                with self.precision.autocast(), naming_batch(micro_batch):
+                with self._autocast(), naming_batch(micro_batch):
                     sums = self.task.loss_sum(self.model, micro_batch.data)
                 torch.autograd.backward(*losses.add(sums, filler))
         return self.reduction.finish(losses.values)
 
 
+@dataclass(eq=False)
 class WindowLosses:
     """The losses of one window, added up over its micro-batches.
 
-    `values` holds what a pass returns: each term's sum over its denominator, and their total.
+    Args:
+        seeds: of the pass; kept from window to window.
     """
 
-    def __init__(
-        self, denominators: Mapping[str, float], loss_scale: LossScale, seeds: Seeds
-    ) -> None:
-        self.values: dict[str, Tensor] = {}
-        self._denominators = denominators
-        self._loss_scale = loss_scale
-        self._seeds = seeds
+    denominators: Mapping[str, float]
+    loss_scale: LossScale
+    seeds: Seeds
+    values: dict[str, Tensor] = field(default_factory=dict)
+    """What a pass returns: each term's sum over its denominator, and their total."""
 
     def add(
         self, sums: Tensor | Mapping[str, Tensor], filler: bool
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Adds the loss sums of one micro-batch; returns them, and what their backward begins with.
+        """Adds the loss sums of one micro-batch; returns them, and the seeds of their backward.
 
-        It is that of sum / denominator, whose derivative is the same for every item: a seed, so
-        that the division needs no node of its own in the graph.
+        The backward is that of sum / denominator, whose derivative is the same for every item: a
+        seed, so that the division needs no node of its own in the graph.
 
         Args:
             filler: whether it is that of a rank that has run out of data, which is run because the
                 other ranks wait for its part, and counts for nothing.
         """
-        terms = loss_terms(sums, self._denominators)
-        seeds = [
-            self._seeds.of(self._denominators[term], loss_sum, self._loss_scale)
-            for term, loss_sum in terms.items()
-        ]
-        losses = divided(terms, self._denominators)
+        terms = loss_terms(sums, self.denominators)
+        losses = divided(terms, self.denominators)
+        seeds = [self.seeds.of(self.denominators[t], terms[t], self.loss_scale) for t in terms]
         if filler:
-            seeds = [torch.zeros_like(seed) for seed in seeds]
             losses = {term: torch.zeros_like(loss) for term, loss in losses.items()}
+            seeds = [torch.zeros_like(seed) for seed in seeds]
         for term, loss in losses.items():
             self.values[term] = self.values[term] + loss if term in self.values else loss
         return list(terms.values()), seeds
@@ -205,24 +207,20 @@ class Seeds:
 
 def loss_terms(
     sums: Tensor | Mapping[str, Tensor], denominators: Mapping[str, float]
-) -> dict[str, Tensor]:
+) -> Mapping[str, Tensor]:
     """The sum of each term of the loss, by name; `TOTAL` where there is one.
 
     Raises:
-        ModelError: a sum is not a scalar with a gradient, or a term has no denominator.
+        ModelError: a sum is not a scalar with a gradient, a term has no denominator, or its name is
+            taken.
     """
-    if isinstance(sums, Tensor):
-        sums = {TOTAL: sums}
-    if sums.keys() != denominators.keys():
-        raise ModelError(
-            f"the loss has the terms {sorted(sums)} but weights for {sorted(denominators)}",
-            where="loss_sum",
-            rule="each loss term has one weight, known before the forward",
-            remedy="return the same keys from weight(batch) and loss_sum(model, batch)",
-        )
-    if not sums:
-        raise ModelError("the loss has no term", where="loss_sum", rule="at least one loss term")
-    return {term: _scalar(value, term) for term, value in sums.items()}
+    terms = {TOTAL: sums} if isinstance(sums, Tensor) else _named_terms(sums)
+    if terms.keys() != denominators.keys():
+        raise _other_terms(terms, denominators)
+    for term, value in terms.items():
+        if value.ndim or not value.requires_grad:
+            raise _no_loss(value, term)
+    return terms
 
 
 def divided(terms: Mapping[str, Tensor], denominators: Mapping[str, float]) -> dict[str, Tensor]:
@@ -231,24 +229,47 @@ def divided(terms: Mapping[str, Tensor], denominators: Mapping[str, float]) -> d
     A term whose denominator is 0 has no item in this window: its sum is 0 and stays so.
     """
     losses = {term: value.detach() / (denominators[term] or 1.0) for term, value in terms.items()}
-    if TOTAL not in losses:
-        total = sum(losses.values())
-        assert isinstance(total, Tensor)
-        return {TOTAL: total, **losses}
-    return losses
+    return losses if TOTAL in losses else {TOTAL: _total(losses), **losses}
 
 
-def _scalar(value: Tensor, term: str) -> Tensor:
-    if value.ndim == 0 and value.requires_grad:
-        return value
-    if value.ndim == 0:
+def _total(losses: Mapping[str, Tensor]) -> Tensor:
+    total = sum(losses.values())
+    assert isinstance(total, Tensor)
+    return total
+
+
+def _named_terms(sums: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    taken = sorted(term for term in sums if term in RESERVED or term.startswith(DETAIL))
+    if taken:
         raise ModelError(
+            f"a loss term may not be called {taken[0]!r}",
+            where="loss_sum",
+            rule=f"the log has numbers of its own: {', '.join(sorted(RESERVED))} and {DETAIL}*",
+            remedy="rename the term, in weight(batch) too",
+        )
+    if not sums:
+        raise ModelError("the loss has no term", where="loss_sum", rule="at least one loss term")
+    return sums
+
+
+def _other_terms(terms: Mapping[str, Tensor], denominators: Mapping[str, float]) -> ModelError:
+    return ModelError(
+        f"the loss has the terms {sorted(terms)} but weights for {sorted(denominators)}",
+        where="loss_sum",
+        rule="each loss term has one weight, known before the forward",
+        remedy="return the same keys from weight(batch) and loss_sum(model, batch)",
+    )
+
+
+def _no_loss(value: Tensor, term: str) -> ModelError:
+    if value.ndim == 0:
+        return ModelError(
             "the loss does not depend on any trainable parameter",
             where=f"loss term '{term}'",
             rule="the loss is computed by the model with gradients on",
             remedy="check for .detach(), torch.no_grad() or a fully frozen model",
         )
-    raise ModelError(
+    return ModelError(
         f"the loss has shape {tuple(value.shape)}",
         where=f"loss term '{term}'",
         rule="a loss is one scalar: the sum over the items of the batch",

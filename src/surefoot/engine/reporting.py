@@ -1,12 +1,10 @@
-"""The log of updates: counts them once their numbers have arrived, and tells everybody.
+"""The log of updates: what is made of one whose numbers have arrived, and who hears of it.
 
-This is where `step` lives on the host. A skipped update does not advance it, so schedule and
-cadence are plain integers. Nothing here touches the device.
+Nothing here touches the device, and no number that is told changes one that is trained with.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,9 +12,8 @@ from dataclasses import replace
 from surefoot.core.errors import NonFiniteError
 from surefoot.core.reports import Event, Observer, StepReport
 from surefoot.engine.guard import Guard, event_of
-from surefoot.engine.measure.sampling import DETAIL
-from surefoot.engine.passes import TOTAL
-from surefoot.engine.signals import PendingReport
+from surefoot.engine.in_flight import DETAIL, PendingReport, UpdatesInFlight
+from surefoot.engine.passes import RESERVED, TOTAL
 from surefoot.engine.spike_guard import RolledBack
 from surefoot.engine.window import Window, padding_waste
 from surefoot.observe.time_ledger import Phase, TimeLedger
@@ -27,21 +24,23 @@ INVESTIGATED = frozenset({"non-finite", "non-finite-loss", "skip", "spike"})
 Investigation = Callable[[Event, Window, Mapping[str, float]], Mapping[str, object]]
 """(event, window, denominators) -> what the event's data gets besides."""
 NO_DETAILS: dict[str, float] = {}
-KNOWN_SCALARS = frozenset({TOTAL, "grad_norm", "loss_scale", "weight_norm"})
+KNOWN_SCALARS = RESERVED | {TOTAL}
 NUM_WITHOUT_TERMS = 3
 """Loss, gradient norm and loss scale."""
 
 
 def terms_of(scalars: Mapping[str, float]) -> dict[str, float]:
     """The terms of a loss that has several."""
-    return {name: value for name, value in scalars.items() if name not in KNOWN_SCALARS}
+    return {
+        name: value for name, value in scalars.items() if name not in RESERVED and name != TOTAL
+    }
 
 
-class ReportLog:
-    """Holds the one update in flight; settles it in order.
+class ReportLog(UpdatesInFlight):
+    """Settles updates in order, and tells of each.
 
     Args:
-        progress: the counts of the run; advanced here and nowhere else.
+        progress: the counts of the run.
         guard: judges each report; may raise.
         observers: receive each report and event.
         clip_norm: gradients with a larger norm were clipped; infinity where nothing is.
@@ -61,48 +60,22 @@ class ReportLog:
         counts_tokens: bool = False,
         memory_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.progress = progress
+        super().__init__(progress, counts_tokens)
         self.guard = guard
         self.observers = observers
         self.latest: StepReport | None = None
         self._clip_norm = clip_norm
-        self._counts_tokens = counts_tokens
         self._memory_bytes = memory_bytes
         self.ledger = TimeLedger()
         self._data_seconds = self._device_seconds = self._logging_seconds = 0.0
         self.investigate: Investigation = lambda event, window, denominators: {}
         """Looks into an update that went wrong, before anything else is done."""
-        self._sets_limits = guard.spikes.sets_limits
-        self._in_flight: PendingReport | None = None
-        self._last_time = self._handed_over = time.perf_counter()
+        self._last_time = time.perf_counter()
+        if guard.spikes.sets_limits:
+            self.norm_limit = self._limit_of_spikes
 
-    def hand_over(self, pending: PendingReport) -> None:
-        """Takes the report of the update just queued; an older one is settled first."""
-        self.settle()
-        self._in_flight = pending
-        self._handed_over = time.perf_counter()
-
-    def settle(self) -> int:
-        """Waits for the update in flight, if any; returns the count of updates completed.
-
-        Raises:
-            NonFiniteError: the guard says stop.
-            RolledBack: the guard says go back.
-        """
-        if self._in_flight is not None:
-            pending, self._in_flight = self._in_flight, None
-            self._publish(pending)
-        return self.progress.step
-
-    def norm_limit(self) -> float:
-        """What the guard lets through of the next update: a gradient norm below this."""
-        if not self._sets_limits:
-            return math.inf
+    def _limit_of_spikes(self) -> float:
         return self.guard.spikes.norm_limit(in_flight=self._in_flight is not None)
-
-    def weight_in_flight(self) -> float:
-        """Loss-bearing items of the update in flight, over all data-parallel ranks."""
-        return 0.0 if self._in_flight is None else main_weight(self._in_flight.denominators)
 
     def book_times(self) -> None:
         """Books what the updates since the last time have spent waiting and logging.
@@ -135,33 +108,25 @@ class ReportLog:
         if "meaning" in event.data:
             error.where += f"; {event.data['meaning']}"
 
-    def next_window(self) -> int:
-        """Number of the window that is passed next, as `StepReport.window` counts."""
-        return self.progress.window + 1 + (self._in_flight is not None)
-
     def _details(self, pending: PendingReport, scalars: dict[str, float]) -> dict[str, float]:
         """Takes the sampled numbers out of the scalars; adds those that the host knows."""
         names = [name for name in scalars if name.startswith(DETAIL)]
         details = {name.removeprefix(DETAIL): scalars.pop(name) for name in names}
-        if (fraction := self.guard.clip_fraction(self.progress.window + 1)) is not None:
+        if (fraction := self.guard.clip_fraction(self.progress.window)) is not None:
             details["clip_fraction"] = fraction
         if self._counts_tokens and (share := padding_waste(pending.window)) is not None:
             details["padding_waste"] = share
         return details
 
-    def _publish(self, pending: PendingReport) -> None:
-        asked = time.perf_counter()
-        scalars = pending.scalars()
+    def _publish(
+        self, pending: PendingReport, scalars: dict[str, float], applied: bool, asked: float
+    ) -> None:
         arrived = time.perf_counter()
         window = pending.window
-        weight = main_weight(pending.denominators)
-        details = self._details(pending, scalars) if pending.is_sampled else NO_DETAILS
-        applied = any(pending.denominators.values()) and scalars["grad_norm"] < pending.limit
-        tokens = round(weight) if self._counts_tokens else 0
-        self.progress.consume(window.samples, tokens, window.cursor_after, applied)
+        details = self._details(pending, scalars) if pending.sent.is_sampled else NO_DETAILS
         # A device is behind the host: its update ends about when its numbers arrive. One that was
         # computed at once has ended then, however much later its report is settled.
-        ended = self._handed_over if pending.computed_at_once else arrived
+        ended = self._handed_over if pending.sent.at_once else arrived
         report = StepReport(
             step=self.progress.step,
             window=self.progress.window,
@@ -170,7 +135,7 @@ class ReportLog:
             tokens=self.progress.tokens,
             loss=scalars[TOTAL],
             terms=terms_of(scalars) if len(scalars) > NUM_WITHOUT_TERMS else NO_DETAILS,
-            weight=weight,
+            weight=main_weight(pending.denominators),
             grad_norm=scalars["grad_norm"],
             clipped=scalars["grad_norm"] > self._clip_norm,
             applied=applied,

@@ -13,11 +13,11 @@ from typing import Protocol
 
 from torch import Tensor
 
+from surefoot.engine.in_flight import NOTHING, PendingReport, Signals
 from surefoot.engine.passes import Pass
 from surefoot.engine.reporting import ReportLog
-from surefoot.engine.signals import Signals
 from surefoot.engine.window import Window
-from surefoot.numerics.flag import Flag
+from surefoot.numerics.clipping import Flag
 from surefoot.numerics.loss_scaling import LossScale
 from surefoot.optim.update import UpdateOptimizer
 
@@ -72,7 +72,7 @@ class Update:
         # 2. The denominators, over all data-parallel ranks, before the first forward.
         denominators = parts.sum_over_ranks(window.weights)
         if not any(denominators.values()):
-            parts.log.hand_over(parts.signals.skipped(window, denominators))
+            parts.log.hand_over(PendingReport(window, denominators, {}, NOTHING))
             return
 
         # 3. Forward and backward of every micro-batch: gradients of sum / denominator add up.
@@ -80,7 +80,6 @@ class Update:
         gradients = parts.gradients_of(parts.parameters)
 
         # 4. Gradients leave the loss scale before anybody measures them.
-        loss_scale = parts.loss_scale.value
         parts.loss_scale.unscale_(gradients)
 
         # 5. The global norm and the flag, on the device: finite, and below what the guard lets
@@ -88,7 +87,7 @@ class Update:
         grad_norm = parts.global_norm(gradients)
         limit = parts.log.norm_limit()
         finite = Flag(grad_norm, limit)
-        numbers = {**losses, "grad_norm": grad_norm, "loss_scale": loss_scale}
+        numbers = {**losses, "grad_norm": grad_norm, "loss_scale": parts.loss_scale.value}
         sent = parts.signals.send(numbers, limit)
 
         # 6. Clip, once per window.
@@ -105,5 +104,5 @@ class Update:
         parts.average.update(finite)
 
         # 9. The report is handed to the log, which reads it when it has arrived.
-        rates = parts.optimizer.rates()
-        parts.log.hand_over(parts.signals.report(window, denominators, rates, step, sent))
+        sent = parts.signals.after_step(sent, step)
+        parts.log.hand_over(PendingReport(window, denominators, parts.optimizer.rates(), sent))

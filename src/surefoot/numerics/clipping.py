@@ -1,4 +1,4 @@
-"""Global gradient norm and clipping by it, on the device.
+"""Global gradient norm, the flag that follows from it, and clipping by it; on the device.
 
 It never waits for the device and never looks at shards: a sharded run hands in the reduction that
 makes a local norm global. Clipping each parameter by its own norm would change the direction of
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
@@ -79,6 +79,28 @@ def weight_norm(parameters: Iterable[Tensor]) -> Tensor:
         parameters: parameters of one device.
     """
     return global_norm([parameter.detach() for parameter in parameters])
+
+
+@dataclass(eq=False)
+class Flag:
+    """Lazy device flag: `norm < limit`, a 0-dim bool tensor beside the norm; false for NaN.
+
+    Where the host has seen the norm before the optimizer steps, and nothing else follows the flag,
+    its kernel is never launched. It is made at most once, and never waited for.
+
+    Args:
+        norm: global gradient norm, 0-dim; not changed between the making and the first call.
+        limit: what the guard lets through; infinity for all that is finite.
+    """
+
+    norm: Tensor
+    limit: float
+    _value: Tensor | None = field(default=None, init=False)
+
+    def __call__(self) -> Tensor:
+        if self._value is None:
+            self._value = self.norm < self.limit
+        return self._value
 
 
 @dataclass(frozen=True)

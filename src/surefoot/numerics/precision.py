@@ -7,8 +7,10 @@ silence: what a device cannot do is refused with the reason.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal, get_args
 
 import torch
@@ -43,11 +45,12 @@ class Precision:
     reason: str
     """Why this one, in one sentence for the record."""
 
-    def autocast(self) -> AbstractContextManager[object]:
-        """A fresh context for a forward pass and its loss; no context at all for fp32 and TF32."""
+    @property
+    def autocast(self) -> Callable[[], AbstractContextManager[object]]:
+        """Makes the context of a forward pass and its loss; an empty one for fp32 and TF32."""
         if self.compute_dtype == torch.float32:
-            return nullcontext()
-        return torch.autocast(self.device_type, dtype=self.compute_dtype)
+            return nullcontext
+        return partial(torch.autocast, self.device_type, dtype=self.compute_dtype)
 
 
 def choose_precision(requested: RequestedPrecision, device: torch.device | str) -> Precision:

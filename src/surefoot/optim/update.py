@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
 
 from surefoot.core.errors import CheckpointError, ModelError, RequestError
+from surefoot.core.schedules import Schedule
 from surefoot.optim.ledger import first_few
 from surefoot.optim.master_weights import NO_MASTERS, MasterWeights
 from surefoot.optim.state_on_host import StateOnHost
@@ -36,6 +37,25 @@ class SkipKind(Enum):
     """The host waits for the flag once an update, then steps or not."""
     NEVER = "never"
     """The update is applied whatever the flag says; the run stops afterwards."""
+
+
+class PlateauVerdict(Protocol):
+    """What a plateau rule has decided so far."""
+
+    verdict: Any
+    """Multiplier of the rate; 1.0 where there is no such rule."""
+
+
+class Course:
+    """The learning rate's course: the schedule times what the plateau rule has decided."""
+
+    def __init__(self, schedule: Schedule, plateau: PlateauVerdict) -> None:
+        self.schedule = schedule
+        self._plateau = plateau
+
+    def __call__(self, step: int) -> tuple[float, float | None]:
+        """(multiplier of the peak rate, momentum or None) of the update after `step` updates."""
+        return self.schedule(step) * self._plateau.verdict, self.schedule.momentum(step)
 
 
 class UpdateOptimizer:
@@ -78,12 +98,14 @@ class UpdateOptimizer:
         self._as_made = [_plain_values(group) for group in optimizer.param_groups]
         self._found_inf = torch.zeros((), dtype=torch.float32, device=self._device)
         self._on_host: StateOnHost | None = None
+        self._steps_elsewhere = any(map(masters.is_master, self._stepped.values()))
         _allocate_momentum(optimizer)
 
     def keep_state_on_host(self) -> None:
         """Between two steps the state rests in the memory of the host, from now on."""
         self._on_host = StateOnHost(self.optimizer, self._device)
         self._on_host.rest()
+        self._steps_elsewhere = True
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:
@@ -104,10 +126,7 @@ class UpdateOptimizer:
 
         Args:
             multiplier: of the peak rate, from the schedule.
-            momentum: SGD's momentum or Adam's first beta; None leaves it as it is.
-
-        Raises:
-            RequestError: a momentum is given and the optimizer has none to set.
+            momentum: SGD's momentum or Adam's first beta, where there is one; None leaves it.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = group["base_lr"] * multiplier * group["lr_multiplier"]
@@ -134,6 +153,13 @@ class UpdateOptimizer:
             return
         if self.skips is SkipKind.ON_DEVICE:
             self.optimizer.found_inf = None if known else self._flag(finite())  # type: ignore[attr-defined]
+        if self._steps_elsewhere:
+            self._step_elsewhere()
+        else:
+            self.optimizer.step()
+
+    def _step_elsewhere(self) -> None:
+        """A step of float32 copies of the weights, or with state that rests on the host."""
         self._masters.take_gradients()
         with self._on_host.brought() if self._on_host else nullcontext():
             self.optimizer.step()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from surefoot.data.batch import MicroBatch
+from surefoot.engine.in_flight import DETAIL
 from surefoot.engine.measure.device_clock import DeviceClock
 from surefoot.engine.passes import Pass
 from surefoot.numerics.clipping import tensor_norms
@@ -22,8 +23,6 @@ from surefoot.numerics.loss_scaling import LossScale
 from surefoot.numerics.measures import UnitWatch, copies, update_ratio
 from surefoot.numerics.modes import ModeWatch
 
-DETAIL = "detail."
-"""Opens the names of sampled numbers on their way to the host."""
 MOST_COPIED_ELEMENTS = 1 << 22
 """Weights that are copied to measure how far an update moves them: 16 MiB in float32."""
 MOST_LAYERS = 64
@@ -56,8 +55,6 @@ class Sampling:
     clock: DeviceClock | None = None
     is_on: bool = field(default=False, init=False)
     """Whether the update under way is sampled."""
-    passes_left: int = field(default=1, init=False)
-    """The pass that brings it to 0 looks whether it is due."""
     loads: Callable[[], Mapping[str, Tensor]] = field(default=dict, init=False)
     """Further numbers of a window: the loads of experts. Every rank asks alike."""
 
@@ -70,20 +67,12 @@ class Sampling:
         ][:MOST_LAYERS]
         self._before: list[Tensor] = []
 
-    def is_due(self) -> bool:
-        """Whether the next window is sampled; says when to look again."""
+    def begin_if_due(self) -> bool:
+        """Whether the next window is sampled. The one before ends its time on the device here."""
         if self.clock is not None and self.clock.is_open:
             self.clock.end()
-        distance = (self.every // 2 - self.next_window()) % self.every
-        self.is_on = distance == 0
-        # The pass after a sampled one ends its time on the device.
-        next_look = self.every if self.clock is None else 1
-        self.passes_left = distance or next_look
+        self.is_on = (self.next_window() - self.every // 2) % self.every == 0
         return self.is_on
-
-    def restart(self) -> None:
-        """Windows were counted without a pass, or undone: the next pass looks anew."""
-        self.is_on, self.passes_left = False, 1
 
     def before_step(self) -> dict[str, Tensor]:
         """Takes what must be taken before the weights move: gradients are whole and unclipped."""
@@ -158,9 +147,7 @@ class SampledPass:
         denominators: Mapping[str, float],
         loss_scale: LossScale,
     ) -> dict[str, Tensor]:
-        sampling = self._sampling
-        sampling.passes_left -= 1
-        if sampling.passes_left > 0 or not sampling.is_due():
+        if not self._sampling.begin_if_due():
             return self._run_pass(micro_batches, denominators, loss_scale)
         return self._sample(micro_batches, denominators, loss_scale)
 
