@@ -111,11 +111,9 @@ def make_trainable(
     course = Course(make_schedule(settings, pace), plateau)
     stopping = _stopping_state(settings)
     guard = make_guard(settings, loss_scale, optimizer)
-    clip_norm = settings.train.clip_norm
     log = make_log(settings, guard, task, device, observers)
     # Forwards and backwards of stages take turns: no event tells them apart.
-    is_timed = device.type == "cuda" and laid_out.pipeline is None
-    clock = DeviceClock(device) if is_timed else None
+    clock = DeviceClock(device) if device.type == "cuda" and laid_out.pipeline is None else None
     timed = task if clock is None else TimedTask(task, clock)
     joint = joint_parts(laid_out, model, timed, precision, place, ledger.parameters)
     run_pass = spared_pass(joint.run_pass, settings, model, device, place)
@@ -129,7 +127,7 @@ def make_trainable(
             loss_scale=loss_scale,
             gradients_of=joint.gradients_of,
             global_norm=joint.global_norm,
-            clip=NoClip() if clip_norm == "off" else ClipNorm(float(clip_norm)),
+            clip=make_clip(settings.train.clip_norm),
             course=course,
             optimizer=optimizer,
             average=average if loads is None else Followers(average, loads),
@@ -188,6 +186,11 @@ def wishes_of(settings: Settings, precision: Precision) -> Wishes:
         settings.memory,
         train.accumulation,
     )
+
+
+def make_clip(clip_norm: float | str) -> ClipNorm | NoClip:
+    """What is done to gradients whose norm is above `clip_norm`; nothing where it is `off`."""
+    return NoClip() if clip_norm == "off" else ClipNorm(float(clip_norm))
 
 
 def make_signals(
