@@ -41,7 +41,7 @@ def refused(changes: dict[str, Any]) -> dict[str, tuple[str, str]]:
         ("warmup_steps", "schedule.warmup"),
         ("warmup", "schedule.warmup"),
         ("sequence_length", "model.sequence_length or data.sequence_length"),
-        ("train.clip", "train.clip_norm"),
+        ("train.clip_nrom", "train.clip_norm"),
         ("max_grad_norm", "train.clip_norm"),
         ("schedule.floors", "schedule.floor"),
     ],

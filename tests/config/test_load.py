@@ -442,7 +442,7 @@ def test_a_recipe_holds_its_settings() -> None:
     assert recipe.settings.train is recipe.train
     assert recipe.settings.optimizer is recipe.optimizer
     assert set(type(recipe).model_fields) - set(Settings.model_fields) == {
-        *("name", "model", "data", "task")
+        *("name", "model", "data", "task", "metrics")
     }
 
 

@@ -106,7 +106,10 @@ def test_json_schema() -> None:
     schema = Recipe.model_json_schema()
     assert json.loads(json.dumps(schema)) == schema
     assert set(Settings.model_json_schema()["properties"]) < set(schema["properties"])
-    assert schema["properties"]["optimizer"]["discriminator"]["propertyName"] == "kind"
+    forms = [form["$ref"] for form in schema["properties"]["optimizer"]["oneOf"]]
+    assert [form.rpartition("/")[2] for form in forms] == [
+        *("AdamWSection", "AdamSection", "SGDSection", "OwnOptimizerSection")
+    ]
 
 
 def test_the_section_of_experts_has_the_fields_of_their_config() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from surefoot.core.errors import DataError, MissingDataError, RequestError
 from surefoot.data.loader import Loader
-from surefoot.data.order import BatchPlan
+from surefoot.data.order import IN_ORDER, BatchPlan
 from surefoot.data.sources.images import open_image_folder
 
 Image = pytest.importorskip("PIL.Image")
@@ -111,7 +111,7 @@ def test_a_torn_image_is_named(folder: Path) -> None:
     victim = folder / "cat" / "03.png"
     victim.write_bytes(victim.read_bytes()[:40])
     source = open_image_folder(folder, image_size=8, validation_fraction=0.0).train
-    loader = Loader(source, BatchPlan(40, 8, shuffle=False), weight=lambda b: 1.0)
+    loader = Loader(source, BatchPlan(40, 8, order=IN_ORDER), weight=lambda b: 1.0)
     with pytest.raises(DataError, match=r"03\.png is no readable image") as caught:
         next(loader.iterate())
     assert caught.value.where == f"sample 3 of {source.name} ({victim})"

@@ -17,7 +17,7 @@ from surefoot.core.errors import DataError, RequestError
 from surefoot.data.augment import AugmentedSource
 from surefoot.data.batch import MicroBatch
 from surefoot.data.loader import Loader, LoaderSettings, position_of
-from surefoot.data.order import BatchPlan, Cursor
+from surefoot.data.order import IN_ORDER, BatchPlan, Cursor
 from surefoot.data.sources.arrays import ArraySource
 from surefoot.data.sources.datasets import DatasetSource
 from surefoot.data.sources.stream import StreamCursor
@@ -152,7 +152,7 @@ def test_randomness_belongs_to_seed_epoch_and_sample() -> None:
 
     reference = drawn(0)
     # Another order, another batch size: the same sample looks the same.
-    assert drawn(0, shuffle=False) == reference
+    assert drawn(0, order=IN_ORDER) == reference
     assert drawn(0, micro_batch=7) == reference
     other_epoch, other_seed = drawn(1), drawn(0, seed=6)
     assert all(reference[i] != other_epoch[i] != other_seed[i] for i in range(NUM_SAMPLES))
@@ -166,7 +166,7 @@ def test_randomness_belongs_to_seed_epoch_and_sample() -> None:
 
 
 def test_one_pass_is_exact_and_can_be_repeated() -> None:
-    loader = Loader(arrays(), plan(shuffle=False, micro_batch=4), weight=count)
+    loader = Loader(arrays(), plan(order=IN_ORDER, micro_batch=4), weight=count)
     first = [content(batch) for batch in loader.iterate_once()]
     assert [ids for *_, ids, _, _, _, _ in first] == [
         tuple(range(i, min(i + 4, NUM_SAMPLES))) for i in range(0, NUM_SAMPLES, 4)
@@ -239,7 +239,9 @@ def test_a_batch_that_cannot_be_read_at_once_names_its_samples() -> None:
             raise OSError("torn")
 
     with pytest.raises(DataError, match="reading samples 0, 1, 2 of torn failed: OSError: torn"):
-        next(Loader(Torn(np.zeros(NUM_SAMPLES), "torn"), plan(shuffle=False), weight=len).iterate())
+        next(
+            Loader(Torn(np.zeros(NUM_SAMPLES), "torn"), plan(order=IN_ORDER), weight=len).iterate()
+        )
 
 
 def test_one_reader_at_a_time() -> None:
@@ -296,7 +298,9 @@ class Broken:
 def test_a_broken_sample_is_named(workers: int, is_random: bool) -> None:
     source = DatasetSource(Broken(), name="heap", is_random=is_random)
     settings = LoaderSettings(workers=workers)
-    with Loader(source, plan(shuffle=False), weight=lambda batch: 1.0, settings=settings) as loader:
+    with Loader(
+        source, plan(order=IN_ORDER), weight=lambda batch: 1.0, settings=settings
+    ) as loader:
         with pytest.raises(DataError) as caught:
             list(loader.iterate_once())
         assert caught.value.what == "reading sample 7 of heap failed: ValueError: torn file"
@@ -319,7 +323,7 @@ def test_an_error_of_the_weight_names_the_sample() -> None:
         raise error
 
     with pytest.raises(DataError) as caught:
-        next(Loader(arrays(), plan(shuffle=False), weight=weight).iterate(Cursor(0, 3)))
+        next(Loader(arrays(), plan(order=IN_ORDER), weight=weight).iterate(Cursor(0, 3)))
     assert caught.value.where == "sample 4 of numbers: batch position 1"
 
     def crash(batch: Any) -> float:
@@ -343,7 +347,9 @@ def test_a_batch_that_cannot_travel_is_reported() -> None:
 def test_what_was_loaded_before_a_failure_is_handed_out_first() -> None:
     settings = LoaderSettings(workers=2, prefetch=3)
     source = DatasetSource(Broken(), is_random=False)
-    with Loader(source, plan(shuffle=False), weight=lambda batch: 1.0, settings=settings) as loader:
+    with Loader(
+        source, plan(order=IN_ORDER), weight=lambda batch: 1.0, settings=settings
+    ) as loader:
         ids = []
         with pytest.raises(DataError, match="sample 7"):
             for batch in loader.iterate():

@@ -11,7 +11,7 @@ import torch
 
 from surefoot.core.errors import DataError
 from surefoot.data.loader import Loader, LoaderSettings
-from surefoot.data.order import BatchPlan
+from surefoot.data.order import IN_ORDER, BatchPlan
 from surefoot.data.sources.arrays import ArraySource
 from surefoot.data.sources.datasets import DatasetSource
 
@@ -107,7 +107,7 @@ def test_every_container_arrives(columns: int) -> None:
         return {"graph": Graph(tensor), "encoding": Encoding({"x": tensor}), "list": [tensor, "s"]}
 
     source = DatasetSource(list(range(8)), collate=collate, is_random=False)
-    loader = Loader(source, BatchPlan(8, 2, shuffle=False), weight=count, device="cuda")
+    loader = Loader(source, BatchPlan(8, 2, order=IN_ORDER), weight=count, device="cuda")
     for index, batch in enumerate(loader.iterate_once()):
         wanted = [2 * index, 2 * index + 1]
         data = batch.data
@@ -127,7 +127,7 @@ def test_what_was_loaded_before_a_failure_is_handed_out_first() -> None:
             return torch.tensor(index)
 
     loader = Loader(
-        DatasetSource(Torn()), BatchPlan(8, 2, shuffle=False), weight=count, device="cuda"
+        DatasetSource(Torn()), BatchPlan(8, 2, order=IN_ORDER), weight=count, device="cuda"
     )
     seen = []
     with pytest.raises(DataError, match="sample 5"):

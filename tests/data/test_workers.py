@@ -27,7 +27,7 @@ import surefoot
 from surefoot.core.errors import DataError, LoaderStuckError, RequestError
 from surefoot.data import workers as workers_module
 from surefoot.data.loader import Loader, LoaderSettings
-from surefoot.data.order import BatchPlan
+from surefoot.data.order import IN_ORDER, BatchPlan
 from surefoot.data.sources.arrays import ArraySource
 from surefoot.data.sources.datasets import DatasetSource
 
@@ -53,7 +53,7 @@ class Acting:
 def loader_of(action: Callable[[], object], **settings: Any) -> Loader:
     return Loader(
         DatasetSource(Acting(action), name="acting", is_random=False),
-        BatchPlan(12, 2, shuffle=False),
+        BatchPlan(12, 2, order=IN_ORDER),
         weight=lambda batch: 1.0,
         settings=LoaderSettings(workers=2, **settings),
     )

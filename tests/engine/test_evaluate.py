@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from surefoot.core.errors import DataError
 from surefoot.data.loader import Loader
-from surefoot.data.order import BatchPlan
+from surefoot.data.order import IN_ORDER, BatchPlan
 from surefoot.data.sources.arrays import ArraySource
 from surefoot.engine.evaluate import evaluate
 from surefoot.numerics.precision import choose_precision
@@ -53,7 +53,7 @@ def batches(micro_batch: int) -> Iterator[Any]:
     source = ArraySource(
         (torch.randn(NUM_SAMPLES, 3, generator=generator), torch.ones(NUM_SAMPLES, 1)), "points"
     )
-    plan = BatchPlan(NUM_SAMPLES, micro_batch, shuffle=False)
+    plan = BatchPlan(NUM_SAMPLES, micro_batch, order=IN_ORDER)
     return Loader(source, plan, weight=TASK.weight).iterate_once()
 
 

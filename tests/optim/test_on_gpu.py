@@ -26,7 +26,8 @@ pytestmark = [
 
 def section(kind: str, **numbers: object) -> SimpleNamespace:
     """An optimizer section; plain, so that a GPU machine needs no more than torch and pytest."""
-    return SimpleNamespace(kind=kind, fused="auto", **numbers)
+    own = {name: numbers[name] for name in numbers.keys() - {"lr", "weight_decay"}}
+    return SimpleNamespace(kind=kind, fused="auto", hyper_parameters=lambda: own, **numbers)
 
 
 ADAM = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8}

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from surefoot.core.errors import DataError, RequestError
 from surefoot.data.order import (
+    IN_ORDER,
+    SHUFFLED,
     BatchPlan,
     Cursor,
     PlannedBatch,
@@ -154,7 +156,7 @@ def test_an_epoch_covers_the_dataset_and_windows_stay_inside() -> None:
 
 
 def test_order_without_shuffle_is_that_of_the_dataset() -> None:
-    plan = BatchPlan(7, micro_batch=3, shuffle=False)
+    plan = BatchPlan(7, micro_batch=3, order=IN_ORDER)
     assert [batch.indices.tolist() for batch in take(plan, 4)] == [
         [0, 1, 2],
         [3, 4, 5],
@@ -195,7 +197,7 @@ def test_any_cursor_continues_the_same_order(
     drop_short &= num_samples >= micro_batch * window_length * num_ranks
     for rank in range(num_ranks):
         plan = BatchPlan(
-            num_samples, micro_batch, window_length, 9, True, drop_short, rank, num_ranks
+            num_samples, micro_batch, window_length, 9, SHUFFLED, drop_short, rank, num_ranks
         )
         whole = take(plan, stop + 20)
         cursor = whole[stop].cursor_after
@@ -217,7 +219,7 @@ def test_ranks_share_the_same_windows(
         ranks = [
             list(
                 BatchPlan(
-                    num_samples, micro_batch, window_length, 4, True, False, rank, num_ranks
+                    num_samples, micro_batch, window_length, 4, SHUFFLED, False, rank, num_ranks
                 ).one_epoch()
             )
             for rank in range(num_ranks)
@@ -243,7 +245,7 @@ def test_ranks_share_the_same_windows(
 
 
 def test_a_rank_without_data_gets_a_filler_of_the_same_window() -> None:
-    plans = [BatchPlan(5, 2, 1, 3, True, False, rank, 4) for rank in range(4)]
+    plans = [BatchPlan(5, 2, 1, 3, SHUFFLED, False, rank, 4) for rank in range(4)]
     batches = [next(plan.micro_batches()) for plan in plans]
     assert [len(batch.indices) for batch in batches] == [2, 2, 1, 0]
     assert batches[3].keys == ()

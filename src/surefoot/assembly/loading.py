@@ -16,7 +16,7 @@ from surefoot.core.errors import RequestError
 from surefoot.data.batch import MicroBatch
 from surefoot.data.fetch import collated
 from surefoot.data.loader import Loader, LoaderSettings
-from surefoot.data.order import BatchPlan
+from surefoot.data.order import IN_ORDER, BatchPlan
 from surefoot.data.sources.base import Source
 from surefoot.data.sources.stream import StreamPlan, StreamSource, refuse_stream
 from surefoot.engine.evaluate import OpenSet
@@ -94,7 +94,7 @@ def make_pace(
         tokens = weight if isinstance(weight, float) else main_weight(weight)
     return Pace(
         samples_per_update=plan.samples_per_window,
-        num_samples=plan.num_samples,
+        num_samples=plan.epoch_length,
         drop_short=plan.drop_short,
         tokens_per_sample=tokens,
         flops_per_sample=flops_per_sample(model),
@@ -128,7 +128,7 @@ def make_eval_loader(
         len(source),
         micro_batch,
         seed=settings.seed,
-        shuffle=False,
+        order=IN_ORDER,
         rank=place.data_rank,
         num_ranks=place.num_data_ranks,
     )

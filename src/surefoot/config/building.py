@@ -12,6 +12,7 @@ from surefoot.config.sections.schedules import (
     InverseSqrtSection,
     MultiStepSection,
     OneCycleSection,
+    OwnScheduleSection,
     PlateauSection,
     StepDecaySection,
     WarmupCosineSection,
@@ -19,7 +20,9 @@ from surefoot.config.sections.schedules import (
     WarmupStableDecaySection,
 )
 from surefoot.core.counting import Pace, updates_in, warmup_updates
+from surefoot.core.doors import GIVEN, Door, find_part, label_of
 from surefoot.core.errors import RequestError
+from surefoot.core.own_schedule import schedule_of
 from surefoot.core.schedules import (
     UNDECIDED,
     Constant,
@@ -37,7 +40,12 @@ from surefoot.core.schedules import (
 from surefoot.core.units import Count
 
 
-def make_schedule(settings: RunSections, pace: Pace, begun_for: int | None = None) -> Schedule:
+def make_schedule(
+    settings: RunSections,
+    pace: Pace,
+    begun_for: int | None = None,
+    given: Schedule | None = None,
+) -> Schedule:
     """The schedule that the settings ask for, with every span in updates.
 
     A plateau's schedule is its warm-up and then constant: its drops follow from evaluations.
@@ -50,12 +58,13 @@ def make_schedule(settings: RunSections, pace: Pace, begun_for: int | None = Non
         settings: `Settings` or a `Recipe`.
         pace: what one update consumes.
         begun_for: the horizon that the run began with, in updates; None for that of `settings`.
+        given: the schedule that was handed in, where the settings say so.
 
     Raises:
         RequestError: a span cannot be turned into updates, or does not fit into the horizon.
     """
     try:
-        return _made(settings, pace, begun_for)
+        return _made(settings, pace, begun_for, given)
     except RequestError as error:
         place = error.where
         error.where = f"schedule of kind {settings.schedule.kind!r}" + (
@@ -64,7 +73,9 @@ def make_schedule(settings: RunSections, pace: Pace, begun_for: int | None = Non
         raise
 
 
-def _made(settings: RunSections, pace: Pace, begun_for: int | None) -> Schedule:
+def _made(
+    settings: RunSections, pace: Pace, begun_for: int | None, given: Schedule | None
+) -> Schedule:
     section = settings.schedule
     horizon = updates_in(settings.train.horizon, pace)
 
@@ -119,6 +130,21 @@ def _made(settings: RunSections, pace: Pace, begun_for: int | None) -> Schedule:
         case ConstantCooldownSection():
             begin, length = _cooldown(section, pace, horizon)
             return ConstantCooldown(begin, length, section.floor, section.shape)
+        case OwnScheduleSection():
+            return _own(section, horizon, given)
+
+
+def _own(section: OwnScheduleSection, horizon: int | Undecided, given: Schedule | None) -> Schedule:
+    if section.kind != GIVEN:
+        found = find_part(Door.SCHEDULES, section, "schedule")
+        return schedule_of(found, section.arguments, horizon, label_of(Door.SCHEDULES, section))
+    if given is None:
+        raise RequestError(
+            f"the schedule {section.target} was handed in by Python code",
+            rule="kind: given stands for an object, which no file holds",
+            remedy="pass schedule=... again, or name it in the recipe by kind: custom",
+        )
+    return given
 
 
 def _cooldown(

@@ -252,11 +252,16 @@ Factor = Annotated[float, Field(gt=0, lt=1)]
 _TARGET = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
 
 
+def is_target(text: str) -> bool:
+    """Whether a text is spelt as `package.module:Name`."""
+    return _TARGET.fullmatch(text) is not None
+
+
 def _target(*choices: str) -> Callable[[object], object]:
     others = "".join(f", or {choice!r}" for choice in choices)
 
     def read(value: object) -> object:
-        if isinstance(value, str) and (value in choices or _TARGET.fullmatch(value)):
+        if isinstance(value, str) and (value in choices or is_target(value)):
             return value
         raise refuse(
             f"must name a class or function as 'package.module:Name'{others}, not {value!r}",

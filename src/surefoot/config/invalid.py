@@ -13,6 +13,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from surefoot.config.sections.parts import PART_TAG, PartSection
 from surefoot.core.errors import Violation
 
 _FOREIGN_NAMES = {
@@ -75,7 +76,7 @@ def _keys(location: Iterable[str | int], given: Mapping[str, Any]) -> list[str]:
     keys: list[str] = []
     node: Any = given
     for part in location:
-        if isinstance(node, Mapping) and part not in node and part == node.get("kind"):
+        if isinstance(node, Mapping) and part not in node and part in (PART_TAG, node.get("kind")):
             continue
         if isinstance(node, Mapping):
             keys.append(str(part))
@@ -199,15 +200,18 @@ def _members(field: FieldInfo) -> list[type[BaseModel]]:
     return found
 
 
-def _tag(section: type[BaseModel]) -> str:
+def _kinds(section: type[BaseModel]) -> tuple[str, ...]:
+    """The kinds that one section stands for; of `PartSection`, all that nothing else does."""
+    if issubclass(section, PartSection):
+        return section.kinds()
     field = section.model_fields.get("kind")
-    return str(get_args(field.annotation)[0]) if field else ""
+    return tuple(map(str, get_args(field.annotation))) if field else ()
 
 
 def kinds_of(model: type[BaseModel], key: str) -> tuple[str, ...]:
     """The kinds that the section `key` comes in; empty where there is one form only."""
-    kinds = (_tag(member) for member in _members(model.model_fields[key]))
-    return tuple(kind for kind in kinds if kind)
+    found = (kind for member in _members(model.model_fields[key]) for kind in _kinds(member))
+    return tuple(dict.fromkeys(found))
 
 
 def _chosen(field: FieldInfo, node: object) -> type[BaseModel] | None:
@@ -215,7 +219,7 @@ def _chosen(field: FieldInfo, node: object) -> type[BaseModel] | None:
     if len(members) == 1:
         return members[0]
     kind = node.get("kind") if isinstance(node, Mapping) else None
-    return next((member for member in members if _tag(member) == kind), None)
+    return next((member for member in members if kind in _kinds(member)), None)
 
 
 def _fields_at(model: type[BaseModel], keys: list[str], given: Mapping[str, Any]) -> list[str]:

@@ -14,6 +14,8 @@ from surefoot.config.sections import (
     ConstantSection,
     GPTSection,
     MLPSection,
+    OneCycleSection,
+    OwnScheduleSection,
     Recipe,
     ResNetSection,
     SGDSection,
@@ -27,6 +29,7 @@ LARGEST_BETA2 = 0.999
 DECAY_RANGE = (0.01, 0.1)
 RATE_RANGE = (1e-5, 1e-2)
 
+_ADAMS = (AdamSection, AdamWSection)
 _CONVENTION = (Severity.HINT, Certainty.CONVENTION)
 
 
@@ -111,7 +114,7 @@ def _sgd_for_transformer(recipe: Recipe) -> Advice:
 
 def _slow_second_moment(recipe: Recipe) -> Advice:
     optimizer = recipe.optimizer
-    if not isinstance(recipe.model, GPTSection) or isinstance(optimizer, SGDSection):
+    if not isinstance(recipe.model, GPTSection) or not isinstance(optimizer, _ADAMS):
         return
     if optimizer.betas[1] > LARGEST_BETA2:
         yield (
@@ -161,8 +164,8 @@ def _weight_decay(recipe: Recipe) -> Advice:
 
 def _no_warmup(recipe: Recipe) -> Advice:
     warmup = getattr(recipe.schedule, "warmup", 0)
-    if isinstance(recipe.model, GPTSection) and not isinstance(recipe.optimizer, SGDSection):
-        if warmup or recipe.schedule.kind == "one_cycle":
+    if isinstance(recipe.model, GPTSection) and isinstance(recipe.optimizer, _ADAMS):
+        if warmup or isinstance(recipe.schedule, OneCycleSection | OwnScheduleSection):
             return
         yield (
             "schedule.warmup",
@@ -181,7 +184,7 @@ def _no_warmup(recipe: Recipe) -> Advice:
 def _peak_rate(recipe: Recipe) -> Advice:
     optimizer = recipe.optimizer
     low, high = RATE_RANGE
-    if not isinstance(recipe.model, GPTSection) or isinstance(optimizer, SGDSection):
+    if not isinstance(recipe.model, GPTSection) or not isinstance(optimizer, _ADAMS):
         return
     if not low <= optimizer.lr <= high:
         yield (

@@ -40,6 +40,45 @@ GIVEN: Final = "given"
 """The kind of a part that Python code has handed in."""
 
 OURS: Final[Mapping[Door, Mapping[str, str]]] = {
+    Door.OPTIMIZERS: {
+        "adam": "surefoot.optim.registry:adam",
+        "adamw": "surefoot.optim.registry:adamw",
+        "sgd": "surefoot.optim.registry:sgd",
+    },
+    Door.SCHEDULES: {
+        "constant": "surefoot.core.schedules:Constant",
+        "constant_cooldown": "surefoot.core.schedules:ConstantCooldown",
+        "inverse_sqrt": "surefoot.core.schedules:InverseSqrt",
+        "multi_step": "surefoot.core.schedules:MultiStep",
+        "one_cycle": "surefoot.core.schedules:OneCycle",
+        "plateau": "surefoot.core.plateau:Plateau",
+        "step_decay": "surefoot.core.schedules:StepDecay",
+        "warmup_cosine": "surefoot.core.schedules:WarmupCosine",
+        "warmup_linear": "surefoot.core.schedules:WarmupLinear",
+        "wsd": "surefoot.core.schedules:WarmupStableDecay",
+    },
+    Door.CLIPS: {"norm": "surefoot.numerics.clipping:ClipNorm"},
+    Door.SAMPLERS: {
+        "by_length": "surefoot.data.samplers:by_length",
+        "curriculum": "surefoot.data.samplers:curriculum",
+        "in_order": "surefoot.data.samplers:in_order",
+        "shuffled": "surefoot.data.samplers:shuffled",
+        "weighted": "surefoot.data.samplers:weighted",
+    },
+    Door.TASKS: {
+        "classification": "surefoot.tasks.classification:ClassificationTask",
+        "function": "surefoot.tasks.task:FunctionTask",
+        "generation": "surefoot.tasks.generation:GenerationTask",
+        "multilabel": "surefoot.tasks.multilabel:MultilabelTask",
+        "regression": "surefoot.tasks.regression:RegressionTask",
+    },
+    Door.SOURCES: {
+        "arrays": "surefoot.data.sources.tables:open_arrays",
+        "diabetes": "surefoot.data.sources.tables:open_diabetes",
+        "digits": "surefoot.data.sources.tables:open_digits",
+        "image_folder": "surefoot.data.sources.images:open_image_folder",
+        "text": "surefoot.data.sources.text:open_text",
+    },
     Door.OBSERVERS: {
         "heartbeat": "surefoot.observe.heartbeat:Heartbeat",
         "stopwatch": "surefoot.observe.stopwatch:Stopwatch",

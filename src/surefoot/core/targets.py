@@ -139,3 +139,11 @@ def name_of(part: Any) -> str:
         part = part.func
     named = part if hasattr(part, "__qualname__") else type(part)
     return f"{named.__module__}:{named.__qualname__}"
+
+
+def takes(found: Any, parameter: str) -> bool:
+    """Whether a class or function has a parameter of that name."""
+    try:
+        return parameter in inspect.signature(found).parameters
+    except (TypeError, ValueError):
+        return False  # Some classes written in C do not tell their signature.

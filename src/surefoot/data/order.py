@@ -13,6 +13,8 @@ number here breaks the resume of every stored run; a test pins them.
 
 from __future__ import annotations
 
+import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -39,6 +41,7 @@ _NARROW_ROUNDS = 24
 _BLOCK = 1 << 14
 _PURPOSE_ORDER = 1
 _PURPOSE_SAMPLE = 2
+_PURPOSE_DRAW = 4
 
 
 def _mix(word: int) -> int:
@@ -67,6 +70,15 @@ def keyed_hash(*words: int) -> int:
 def sample_seed(seed: int, epoch: int, sample_id: int) -> int:
     """64-bit seed of everything random about one sample in one epoch."""
     return keyed_hash(seed, _PURPOSE_SAMPLE, epoch, sample_id)
+
+
+def uniform_numbers(seed: int, epoch: int, positions: IndexArray) -> npt.NDArray[np.float64]:
+    """A number in [0, 1) for each position: the SplitMix64 stream of (seed, epoch), 53 bits."""
+    base = np.uint64(keyed_hash(seed, _PURPOSE_DRAW, epoch))
+    words = positions.astype(np.uint64) + np.uint64(1)
+    words *= np.uint64(_GAMMA)
+    words += base
+    return (_mix_in_place(words) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +197,63 @@ def permuted_indices(
     return out.reshape(asked.shape)
 
 
+class SampleOrder(ABC):
+    """Which sample stands at each position of an epoch.
+
+    A pure function of (seed, epoch, position), asked in any order and on every rank: so a run
+    resumes at any position, and the ranks share one order. A sample that stands at two positions of
+    one epoch is augmented alike at both.
+
+    >>> class Backwards(SampleOrder):
+    ...     def indices(self, seed, epoch, positions, num_samples):
+    ...         return num_samples - 1 - positions
+    >>> plan = BatchPlan(num_samples=5, micro_batch=2, order=Backwards())
+    >>> [batch.indices.tolist() for batch in plan.one_epoch()]
+    [[4, 3], [2, 1], [0]]
+    """
+
+    promise: str = "a function of seed, epoch and position"
+    """What a resume may rely on, for the record."""
+
+    def epoch_length(self, num_samples: int) -> int:
+        """Positions of one epoch of a dataset of so many samples; the same for all epochs."""
+        return num_samples
+
+    @abstractmethod
+    def indices(self, seed: int, epoch: int, positions: IndexArray, num_samples: int) -> IndexArray:
+        """The sample at each position.
+
+        Args:
+            seed: of the run, in [0, 2**64).
+            epoch: from 0.
+            positions: int64 [N], each in [0, epoch_length).
+            num_samples: samples of the dataset.
+
+        Returns:
+            int64 [N], each in [0, num_samples).
+        """
+
+
+@dataclass(frozen=True)
+class Shuffled(SampleOrder):
+    """Another permutation for each epoch, in O(1) memory."""
+
+    def indices(self, seed: int, epoch: int, positions: IndexArray, num_samples: int) -> IndexArray:
+        return permuted_indices(seed, epoch, positions, num_samples)
+
+
+@dataclass(frozen=True)
+class InOrder(SampleOrder):
+    """The order of the dataset, in every epoch."""
+
+    def indices(self, seed: int, epoch: int, positions: IndexArray, num_samples: int) -> IndexArray:
+        return positions
+
+
+SHUFFLED = Shuffled()
+IN_ORDER = InOrder()
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Cursor:
     """How far a run has read: a position between two samples of the global order."""
@@ -239,7 +308,7 @@ class BatchPlan:
         micro_batch: samples of one forward pass on one rank.
         window_length: micro-batches per update on one rank.
         seed: key of the order, in [0, 2**64).
-        shuffle: another permutation for each epoch; otherwise the order of the dataset.
+        order: which sample stands at each position.
         drop_short: leave out the last window of an epoch where it is short; otherwise it is kept
             and its last micro-batch may be short too.
         rank: this data-parallel rank.
@@ -250,7 +319,7 @@ class BatchPlan:
     micro_batch: int
     window_length: int = 1
     seed: int = 0
-    shuffle: bool = True
+    order: SampleOrder = SHUFFLED
     drop_short: bool = False
     rank: int = 0
     num_ranks: int = 1
@@ -266,7 +335,7 @@ class BatchPlan:
             )
         if self.samples_per_epoch == 0:
             raise RequestError(
-                f"an epoch of {self.num_samples} samples holds no whole window of "
+                f"an epoch of {self.epoch_length} samples holds no whole window of "
                 f"{self.samples_per_window}",
                 rule="with short windows dropped, an epoch needs at least one whole window",
                 remedy="keep short windows, or lower the micro-batch or the window length",
@@ -278,11 +347,15 @@ class BatchPlan:
         return self.micro_batch * self.window_length * self.num_ranks
 
     @property
+    def epoch_length(self) -> int:
+        """Positions of one epoch: samples over all ranks, before any is left out."""
+        return self.order.epoch_length(self.num_samples)
+
+    @property
     def samples_per_epoch(self) -> int:
         """Samples consumed by one epoch over all ranks."""
-        if self.drop_short:
-            return self.num_samples - self.num_samples % self.samples_per_window
-        return self.num_samples
+        length = self.epoch_length
+        return length - length % self.samples_per_window if self.drop_short else length
 
     @property
     def updates_per_epoch(self) -> int:
@@ -319,33 +392,56 @@ class BatchPlan:
 
     def check_cursor(self, cursor: Cursor) -> None:
         """Refuse a cursor that no run over this dataset can have reached."""
-        if cursor.epoch < 0 or not 0 <= cursor.position <= self.num_samples:
+        if cursor.epoch < 0 or not 0 <= cursor.position <= self.epoch_length:
             raise DataError(
                 f"cannot continue at sample {cursor.position} of epoch {cursor.epoch}",
-                rule=f"the dataset has {self.num_samples} samples",
+                rule=f"an epoch has {self.epoch_length} samples",
                 remedy="use the dataset that the run was started with",
             )
 
 
 class _Order:
-    """Sample indices of one epoch; holds one block of the permutation, never the whole."""
+    """Sample indices of one epoch; holds one block of the order, never the whole."""
 
     def __init__(self, plan: BatchPlan, epoch: int) -> None:
         self._plan = plan
         self._epoch = epoch
+        self._length = plan.epoch_length
         self._start = 0
         self._block = _NOTHING
 
     def between(self, start: int, stop: int) -> IndexArray:
         offset = start - self._start
         if offset < 0 or stop - self._start > self._block.size:
-            plan = self._plan
-            last = min(max(stop, start + _BLOCK), plan.num_samples)
-            positions = np.arange(start, last, dtype=np.int64)
-            self._block = (
-                permuted_indices(plan.seed, self._epoch, positions, plan.num_samples)
-                if plan.shuffle
-                else positions
-            )
+            last = min(max(stop, start + _BLOCK), self._length)
+            self._block = indices_between(self._plan, self._epoch, start, last)
             self._start, offset = start, 0
         return self._block[offset : offset + stop - start]
+
+
+def indices_between(plan: BatchPlan, epoch: int, start: int, stop: int) -> IndexArray:
+    """The samples at the positions from `start` to before `stop`, as the plan's order says.
+
+    Raises:
+        DataError: the order gives something else than an index for each position.
+    """
+    positions = np.arange(start, stop, dtype=np.int64)
+    found = np.asarray(plan.order.indices(plan.seed, epoch, positions, plan.num_samples))
+    if found.shape != positions.shape or found.dtype.kind not in "iu":
+        said = f"{found.dtype} {list(found.shape)} for {positions.size} positions"
+    elif found.size and not 0 <= found.min() <= found.max() < plan.num_samples:
+        said = f"indices from {found.min()} to {found.max()} of {plan.num_samples} samples"
+    else:
+        return found.astype(np.int64, copy=False)
+    raise DataError(
+        f"the order {type(plan.order).__name__} gave {said}",
+        where=f"epoch {epoch}, positions {start} to {stop - 1}",
+        rule="one index for each position, each in [0, num_samples)",
+    )
+
+
+def order_digest(plan: BatchPlan) -> str:
+    """Digest of the first samples of two epochs: another order has another one."""
+    last = min(plan.epoch_length, _BLOCK)
+    told = b"".join(indices_between(plan, epoch, 0, last).tobytes() for epoch in (0, 1))
+    return hashlib.blake2b(told, digest_size=16).hexdigest()

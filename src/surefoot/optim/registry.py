@@ -1,21 +1,24 @@
-"""From an optimizer section and a ledger to the optimizer that the update uses.
+"""From an optimizer section and a ledger to the optimizer that the update uses; and ours.
 
-It never turns `fused` on where it would not run, nor leaves it off without saying why, and never
-builds an optimizer on weights too narrow to be trained.
+An optimizer is a function of parameter groups, found by its name or target in the registry of
+`surefoot.core.doors`, ours as any other. Nothing here turns `fused` on where it would not run, nor
+leaves it off without saying why, nor builds an optimizer on weights too narrow to be trained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from surefoot.core.doors import GIVEN, Door, find_part, label_of
 from surefoot.core.errors import ModelError, RequestError
 from surefoot.optim.ledger import ParameterLedger, first_few
 from surefoot.optim.master_weights import LowPrecisionWeights, master_groups
+from surefoot.optim.own import Groups, MakeOptimizer, make_over_groups
 from surefoot.optim.update import UpdateOptimizer
 
 FUSED_DEVICES: Final = frozenset({"cpu", "cuda"})
@@ -31,14 +34,16 @@ Fused = Literal["auto", "on", "off"]
 
 
 class OptimizerSection(Protocol):
-    """What every optimizer section holds; the decay and the groups are the ledger's."""
+    """What every optimizer section holds; the decay and the groups are the ledger's.
+
+    One of torch's optimizers also has `fused`, one of another's `target`.
+    """
 
     @property
     def kind(self) -> str: ...
     @property
     def lr(self) -> float: ...
-    @property
-    def fused(self) -> Fused: ...
+    def hyper_parameters(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,45 +86,37 @@ def choose_fused(requested: Fused, parameters: Sequence[Tensor], kind: str = "")
     return FusedChoice(False, why_not)
 
 
-def _adamw(section: Any, groups: list[dict[str, Any]], fused: bool) -> torch.optim.Optimizer:
+def adamw(
+    groups: Groups, *, lr: float, betas: tuple[float, float], eps: float, fused: bool
+) -> torch.optim.Optimizer:
     """AdamW: the decay `w -= lr * weight_decay * w` stands apart from gradient and moments.
 
     It is multiplied by the current rate and so follows the schedule (torch's form; a decay that
     does not would need other values). Not entering the moments is what sets it apart from L2 in
     the loss, which Adam's second moment would rescale parameter by parameter (1711.05101).
     """
-    return torch.optim.AdamW(
-        groups, lr=section.lr, betas=section.betas, eps=section.eps, **_kernel(fused)
-    )
+    return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, **_kernel(fused))
 
 
-def _adam(section: Any, groups: list[dict[str, Any]], fused: bool) -> torch.optim.Optimizer:
+def adam(
+    groups: Groups, *, lr: float, betas: tuple[float, float], eps: float, fused: bool
+) -> torch.optim.Optimizer:
     """Adam with bias correction (1412.6980); a weight decay is L2: `g += weight_decay * w`."""
-    return torch.optim.Adam(
-        groups, lr=section.lr, betas=section.betas, eps=section.eps, **_kernel(fused)
-    )
+    return torch.optim.Adam(groups, lr=lr, betas=betas, eps=eps, **_kernel(fused))
 
 
-def _sgd(section: Any, groups: list[dict[str, Any]], fused: bool) -> torch.optim.Optimizer:
+def sgd(
+    groups: Groups, *, lr: float, momentum: float, nesterov: bool, fused: bool
+) -> torch.optim.Optimizer:
     """SGD: `g += weight_decay * w`, `v = momentum * v + g`, `w -= lr * v`; momentum 0 is plain SGD.
 
     Nesterov's form takes `w -= lr * (g + momentum * v)`.
     """
-    return torch.optim.SGD(
-        groups,
-        lr=section.lr,
-        momentum=section.momentum,
-        nesterov=section.nesterov,
-        **_kernel(fused),
-    )
+    return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, **_kernel(fused))
 
 
 def _kernel(fused: bool) -> dict[str, Any]:
     return {"fused": True} if fused else {"foreach": True}
-
-
-Builder = Callable[[Any, list[dict[str, Any]], bool], torch.optim.Optimizer]
-_BUILDERS: Final[dict[str, Builder]] = {"adamw": _adamw, "adam": _adam, "sgd": _sgd}
 
 
 def build_optimizer(
@@ -128,37 +125,53 @@ def build_optimizer(
     device: torch.device | str,
     skipping: bool,
     low_precision_weights: LowPrecisionWeights = "refuse",
+    given: MakeOptimizer | None = None,
 ) -> UpdateOptimizer:
     """Builds the optimizer of `section` over the groups of `ledger`.
 
     Args:
-        section: kind, rate and hyper-parameters (`betas` and `eps`, or `momentum` and `nesterov`).
+        section: kind, rate and hyper-parameters.
         ledger: the groups, with decay and rate multipliers.
         device: where the run computes; the parameters are there already.
         skipping: whether non-finite updates must be left out (fp16, or a guard that skips).
         low_precision_weights: what to do with bf16 weights: refuse them, or step float32 copies.
+        given: the class or function that was handed in, where the section says so.
 
     Raises:
-        RequestError: an unknown kind, or `fused: on` where it cannot run.
+        RequestError: an unknown kind, `fused: on` where it cannot run, or an optimizer of another's
+            that cannot be used.
         ModelError: a parameter is not on `device`, or is of a precision that cannot be trained.
     """
-    if section.kind not in _BUILDERS:
-        raise RequestError(
-            f"unknown optimizer '{section.kind}'",
-            where="optimizer.kind",
-            rule=f"one of {', '.join(sorted(_BUILDERS))}",
-            remedy="`surefoot show optimizers` lists them",
-        )
+    found, name = _named(section, given)
     _refuse_elsewhere(ledger, torch.device(device))
     groups, masters = master_groups(ledger, low_precision_weights)
-    stepped = [p for group in groups for p in group["params"]]
-    fused = choose_fused(section.fused, stepped, section.kind)
+    arguments, kernel = dict(section.hyper_parameters()), "as the optimizer was made"
+    requested: Fused | None = getattr(section, "fused", None)
+    if requested is not None:
+        stepped = [p for group in groups for p in group["params"]]
+        fused = choose_fused(requested, stepped, section.kind)
+        arguments["fused"] = fused.on
+        kernel = f"{'fused' if fused.on else 'foreach'}: {fused.reason}"
     return UpdateOptimizer(
-        _BUILDERS[section.kind](section, groups, fused.on),
+        make_over_groups(found, groups, section.lr, arguments, name),
         skipping=skipping,
-        kernel=f"{'fused' if fused.on else 'foreach'}: {fused.reason}",
+        kernel=kernel,
         masters=masters,
     )
+
+
+def _named(section: Any, given: MakeOptimizer | None) -> tuple[Any, str]:
+    """The class or function that a section names, and what messages call it."""
+    if section.kind != GIVEN:
+        return find_part(Door.OPTIMIZERS, section, "optimizer"), label_of(Door.OPTIMIZERS, section)
+    if given is None:
+        raise RequestError(
+            f"the optimizer {section.target} was handed in by Python code",
+            where="optimizer.kind",
+            rule="kind: given stands for an object, which no file holds",
+            remedy="pass optimizer=... again, or name it in the recipe by kind: custom",
+        )
+    return given, section.target
 
 
 def optimizer_notes(section: OptimizerSection, ledger: ParameterLedger) -> tuple[str, ...]:

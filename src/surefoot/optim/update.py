@@ -25,6 +25,7 @@ SKIPPING_DEVICES: Final = frozenset({"cpu", "cuda"})
 _FUSED_SKIPPERS: Final = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 _SCHEDULED: Final = frozenset({"lr", "momentum", "betas"})
 """Group values that `set_rate` sets: the schedule's, not state."""
+_STATE_KEYS: Final = frozenset({"state", "param_groups"})
 _NAMES: Final = frozenset({"params", "name", "parameter_names", "lr_multiplier", "base_lr"})
 
 
@@ -185,10 +186,19 @@ class UpdateOptimizer:
             "parameters": {n: dict(state[p]) for n, p in self._stepped.items() if p in state},
             "masters": {n: p for n, p in self._stepped.items() if self._masters.is_master(p)},
             "groups": {
-                group["name"]: _counters(as_made, _plain_values(group))
+                group["name"]: _counters(as_made, _plain_values(group)) | _tensors(group)
                 for group, as_made in zip(self.optimizer.param_groups, self._as_made, strict=True)
             },
+            **self._further_state(),
         }
+
+    def _further_state(self) -> dict[str, Any]:
+        """What an optimizer that writes its own `state_dict` keeps besides torch's two keys."""
+        if type(self.optimizer).state_dict is torch.optim.Optimizer.state_dict:
+            return {}
+        kept = self.optimizer.state_dict()
+        further = {key: value for key, value in kept.items() if key not in _STATE_KEYS}
+        return {"further": further} if further else {}
 
     def load_state_by_name(self, state: Mapping[str, Any]) -> None:
         """Puts back what `state_by_name` gave. Tensors are copied.
@@ -199,6 +209,8 @@ class UpdateOptimizer:
         self._refuse_other(state)
         if self._on_host:
             self._on_host.settle()
+        if "further" in state:
+            self.optimizer.load_state_dict({**self.optimizer.state_dict(), **state["further"]})
         held = self.optimizer.state
         held.clear()
         for group in self.optimizer.param_groups:
@@ -208,7 +220,9 @@ class UpdateOptimizer:
                         key: _placed(key, value, parameter, group)
                         for key, value in state["parameters"][name].items()
                     }
-            group.update(state["groups"].get(group["name"], {}))
+            for key, value in state["groups"].get(group["name"], {}).items():
+                is_tensor = isinstance(value, Tensor)
+                group[key] = value.to(self._device, copy=True) if is_tensor else value
         with torch.no_grad():
             for name, master in state["masters"].items():
                 self._stepped[name].copy_(master)
@@ -317,6 +331,11 @@ def _plain_values(group: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in group.items()
         if key not in _NAMES and isinstance(value, (bool, int, float, str, tuple))
     }
+
+
+def _tensors(group: Mapping[str, Any]) -> dict[str, Tensor]:
+    """What an optimizer keeps in a group as a tensor, such as an estimate of the rate."""
+    return {key: value for key, value in group.items() if isinstance(value, Tensor)}
 
 
 def _counters(as_made: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from surefoot.config.rules.rule import Rule, broken
-from surefoot.config.sections.data import DataSection, TextSection
+from surefoot.config.sections.data import CustomDataSection, DataSection, TextSection
 from surefoot.config.sections.models import GPTSection, ModelSection, ResNetSection
-from surefoot.config.sections.tasks import TaskSection
+from surefoot.config.sections.tasks import CustomTaskSection, FunctionSection, TaskSection
+from surefoot.core.doors import CUSTOM
 from surefoot.core.errors import Violation
 
 _TASKS_OF_DATA = {
@@ -17,16 +18,16 @@ _TASKS_OF_DATA = {
     "image_folder": "classification",
 }
 _DATA_OF_MODELS: dict[str, tuple[str, ...]] = {
-    "gpt": ("text", "custom"),
-    "resnet": ("digits", "image_folder", "arrays", "custom"),
-    "mlp": ("digits", "diabetes", "image_folder", "arrays", "custom"),
+    "gpt": ("text",),
+    "resnet": ("digits", "image_folder", "arrays"),
+    "mlp": ("digits", "diabetes", "image_folder", "arrays"),
 }
 
 
 def task_fits_the_data(task: TaskSection, data: DataSection) -> Iterator[Violation]:
     """Labels of one meaning cannot train a loss of another."""
     wanted = _TASKS_OF_DATA.get(data.kind, task.kind)
-    if task.kind not in (wanted, "custom", "function"):
+    if task.kind != wanted and not isinstance(task, CustomTaskSection | FunctionSection):
         yield broken(
             "task.kind",
             f"{data.kind} data has the labels of {wanted}, not of {task.kind}",
@@ -37,11 +38,11 @@ def task_fits_the_data(task: TaskSection, data: DataSection) -> Iterator[Violati
 def model_fits_the_data(model: ModelSection, data: DataSection) -> Iterator[Violation]:
     """A decoder reads tokens, the others read numbers."""
     fitting = _DATA_OF_MODELS.get(model.kind, (data.kind,))
-    if data.kind not in fitting:
+    if data.kind not in fitting and not isinstance(data, CustomDataSection):
         yield broken(
             "model.kind",
             f"{model.kind} cannot read {data.kind} data",
-            "it reads data of kind " + ", ".join(fitting),
+            "it reads data of kind " + ", ".join((*fitting, CUSTOM)),
         )
 
 

@@ -17,7 +17,12 @@ from surefoot.config.sections.run import (
     TrainSection,
 )
 from surefoot.config.sections.schedules import PlateauSection, ScheduleSection
-from surefoot.config.sections.tasks import FunctionSection, RegressionSection, TaskSection
+from surefoot.config.sections.tasks import (
+    CustomTaskSection,
+    FunctionSection,
+    RegressionSection,
+    TaskSection,
+)
 from surefoot.core.errors import Violation
 from surefoot.core.units import Tokens
 
@@ -91,7 +96,7 @@ def metrics_need_a_validation_set(
 
 def counts_tokens(task: TaskSection) -> bool | None:
     """Whether the task counts tokens; None where only its own code knows."""
-    if task.kind == "custom":
+    if isinstance(task, CustomTaskSection):
         return None
     return task.unit == "tokens" if isinstance(task, FunctionSection) else task.kind == "generation"
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, Tag
 
-from surefoot.config.fields import Arguments, BelowOne, Section, Target, TargetOrNone, Text, Whole
+from surefoot.config.fields import Arguments, BelowOne, Section, TargetOrNone, Text, Whole
+from surefoot.config.sections.parts import PART_TAG, PartSection, by_kind
+from surefoot.core.doors import OURS, Door
 
 
 class TextSection(Section):
@@ -66,12 +68,10 @@ class ImageFolderSection(Section):
     validation_fraction: BelowOne = 0.1
 
 
-class CustomDataSection(Section):
-    """A dataset of the user's own."""
+class CustomDataSection(PartSection):
+    """A dataset of the user's own or of an installed package."""
 
-    kind: Literal["custom"]
-    target: Target
-    arguments: Arguments = Field(default_factory=dict)
+    door: ClassVar[Door] = Door.SOURCES
     validation_target: TargetOrNone = "none"
     """Builds the validation set; `none` holds out a share of the dataset."""
     validation_arguments: Arguments = Field(default_factory=dict)
@@ -79,11 +79,11 @@ class CustomDataSection(Section):
 
 
 DataSection = Annotated[
-    TextSection
-    | DigitsSection
-    | DiabetesSection
-    | ArraysSection
-    | ImageFolderSection
-    | CustomDataSection,
-    Field(discriminator="kind"),
+    Annotated[TextSection, Tag("text")]
+    | Annotated[DigitsSection, Tag("digits")]
+    | Annotated[DiabetesSection, Tag("diabetes")]
+    | Annotated[ArraysSection, Tag("arrays")]
+    | Annotated[ImageFolderSection, Tag("image_folder")]
+    | Annotated[CustomDataSection, Tag(PART_TAG)],
+    by_kind(Door.SOURCES, *OURS[Door.SOURCES]),
 ]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, Tag
 
 from surefoot.config.fields import (
     BelowOne,
@@ -15,6 +15,8 @@ from surefoot.config.fields import (
     Text,
     WeightDecay,
 )
+from surefoot.config.sections.parts import PART_TAG, PartSection, by_kind
+from surefoot.core.doors import OURS, Door
 
 Betas = Annotated[tuple[BelowOne, BelowOne], Field(strict=False)]
 Fused = Literal["auto", "on", "off"]
@@ -36,12 +38,22 @@ class OptimizerBase(Section, ABC):
     """Which rule decides on weight decay: two dims or more, or the name and type of the module."""
     decay_embeddings: bool = True
     groups: Annotated[tuple[GroupSection, ...], Field(strict=False)] = ()
-    fused: Fused = "auto"
     low_precision_weights: Literal["refuse", "master"] = "refuse"
     """bf16 weights are an error, or are stepped by float32 copies of them."""
 
 
-class AdamWSection(OptimizerBase):
+class TorchOptimizerBase(OptimizerBase, ABC):
+    """What optimizers of torch's share. Abstract: name one of the kinds."""
+
+    fused: Fused = "auto"
+
+    def hyper_parameters(self) -> dict[str, Any]:
+        """What the optimizer is made with, besides its groups, rate and kernels."""
+        shared = {*TorchOptimizerBase.model_fields, "kind", "lr", "weight_decay"}
+        return {name: getattr(self, name) for name in type(self).model_fields if name not in shared}
+
+
+class AdamWSection(TorchOptimizerBase):
     """AdamW, arXiv:1711.05101, as torch has it: the decay is multiplied by the current rate.
 
     Peak rate: 3e-4 for the smallest and 1.5e-4 for the largest LLaMA 2, arXiv:2307.09288, section
@@ -55,7 +67,7 @@ class AdamWSection(OptimizerBase):
     weight_decay: NotNegativeNumber = 0.1
 
 
-class AdamSection(OptimizerBase):
+class AdamSection(TorchOptimizerBase):
     """Adam, arXiv:1412.6980. Its weight decay is an L2 term in the gradient."""
 
     kind: Literal["adam"]
@@ -65,7 +77,7 @@ class AdamSection(OptimizerBase):
     weight_decay: NotNegativeNumber = 0.0
 
 
-class SGDSection(OptimizerBase):
+class SGDSection(TorchOptimizerBase):
     """Stochastic gradient descent, with momentum or Nesterov's."""
 
     kind: Literal["sgd"]
@@ -75,4 +87,25 @@ class SGDSection(OptimizerBase):
     weight_decay: NotNegativeNumber = 0.0
 
 
-OptimizerSection = Annotated[AdamWSection | AdamSection | SGDSection, Field(discriminator="kind")]
+class OwnOptimizerSection(OptimizerBase, PartSection):
+    """An optimizer of the user's own or of an installed package.
+
+    It is called with the parameter groups, each with its `lr` and `weight_decay`, and `arguments`.
+    """
+
+    door: ClassVar[Door] = Door.OPTIMIZERS
+    lr: Positive
+    weight_decay: NotNegativeNumber = 0.0
+
+    def hyper_parameters(self) -> dict[str, Any]:
+        """What the optimizer is made with, besides its groups."""
+        return dict(self.arguments)
+
+
+OptimizerSection = Annotated[
+    Annotated[AdamWSection, Tag("adamw")]
+    | Annotated[AdamSection, Tag("adam")]
+    | Annotated[SGDSection, Tag("sgd")]
+    | Annotated[OwnOptimizerSection, Tag(PART_TAG)],
+    by_kind(Door.OPTIMIZERS, *OURS[Door.OPTIMIZERS]),
+]

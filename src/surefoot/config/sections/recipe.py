@@ -11,13 +11,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from surefoot.config.fields import Name, Section
+from surefoot.config.fields import Name, Section, Text
 from surefoot.config.sections.contract import ContractOffSection, ContractSection
 from surefoot.config.sections.data import DataSection
 from surefoot.config.sections.memory import MemorySection
 from surefoot.config.sections.models import ModelSection
 from surefoot.config.sections.optimizers import AdamWSection, OptimizerSection
 from surefoot.config.sections.parallel import ParallelSection
+from surefoot.config.sections.parts import MetricSection, ObserverSection, SamplerSection
 from surefoot.config.sections.run import (
     CheckpointSection,
     EarlyStoppingOffSection,
@@ -44,6 +45,7 @@ class RunSections(Section, ABC):
     train: TrainSection
     optimizer: OptimizerSection = AdamWSection()
     schedule: ScheduleSection = WarmupCosineSection()
+    sampler: SamplerSection = SamplerSection(kind="shuffled")
     precision: PrecisionSection = PrecisionSection()
     parallel: ParallelSection = ParallelSection()
     memory: MemorySection = MemorySection()
@@ -55,6 +57,8 @@ class RunSections(Section, ABC):
     early_stopping: EarlyStoppingSection = EarlyStoppingOffSection()
     contract: ContractSection = ContractOffSection()
     log: LogSection = LogSection()
+    observers: Annotated[tuple[ObserverSection, ...], Field(strict=False)] = ()
+    """Who reads each report besides the run's own logs."""
 
 
 class Settings(RunSections):
@@ -68,6 +72,8 @@ class Recipe(RunSections):
     model: ModelSection
     data: DataSection
     task: TaskSection
+    metrics: dict[Text, MetricSection] = Field(default_factory=dict)
+    """By the name that an evaluation gives them."""
 
     @property
     def settings(self) -> Settings:

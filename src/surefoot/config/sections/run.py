@@ -22,6 +22,7 @@ from surefoot.config.fields import (
     Text,
     Whole,
 )
+from surefoot.config.sections.parts import ClipSection, SinkSection
 from surefoot.core.units import Seconds, Steps
 
 
@@ -34,6 +35,8 @@ class TrainSection(Section):
     accumulation: Whole = 1
     """Window length: micro-batches of one update on one rank."""
     clip_norm: ClipNorm = 1.0
+    clip: ClipSection = ClipSection(kind="norm")
+    """How; a clip of one's own that has a `max_norm` is given `clip_norm`."""
     compile: Literal["off", "blocks", "whole"] = "off"
     short_batch: Literal["keep", "drop"] = "keep"
     """What happens to the last, short update of an epoch."""
@@ -151,6 +154,8 @@ class LogSection(Section):
 
     console: Literal["auto", "live", "plain", "off"] = "auto"
     tensorboard: bool = False
+    sinks: Annotated[tuple[SinkSection, ...], Field(strict=False)] = ()
+    """Further places that the numbers go to."""
     weight_norm_every: EverySteps = Steps(50)
     details_every: EverySteps = Steps(100)
     """How often further signals are taken: how far weights move, dead units, clipped updates."""

@@ -6,9 +6,9 @@ Never computes a rate: the formulas are in `surefoot.core.schedules`, and `make_
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, Tag
 
 from surefoot.config.fields import (
     BelowOne,
@@ -24,6 +24,8 @@ from surefoot.config.fields import (
     Total,
     Whole,
 )
+from surefoot.config.sections.parts import PART_TAG, PartSection, by_kind
+from surefoot.core.doors import OURS, Door
 from surefoot.core.units import Steps
 
 NO_WARMUP = Steps(0)
@@ -145,16 +147,23 @@ class PlateauSection(Section):
     warmup_start: BelowOne = 0.0
 
 
+class OwnScheduleSection(PartSection):
+    """A schedule of the user's own or of an installed package: updates completed -> multiplier."""
+
+    door: ClassVar[Door] = Door.SCHEDULES
+
+
 ScheduleSection = Annotated[
-    ConstantSection
-    | WarmupCosineSection
-    | WarmupLinearSection
-    | InverseSqrtSection
-    | StepDecaySection
-    | MultiStepSection
-    | OneCycleSection
-    | WarmupStableDecaySection
-    | ConstantCooldownSection
-    | PlateauSection,
-    Field(discriminator="kind"),
+    Annotated[ConstantSection, Tag("constant")]
+    | Annotated[WarmupCosineSection, Tag("warmup_cosine")]
+    | Annotated[WarmupLinearSection, Tag("warmup_linear")]
+    | Annotated[InverseSqrtSection, Tag("inverse_sqrt")]
+    | Annotated[StepDecaySection, Tag("step_decay")]
+    | Annotated[MultiStepSection, Tag("multi_step")]
+    | Annotated[OneCycleSection, Tag("one_cycle")]
+    | Annotated[WarmupStableDecaySection, Tag("wsd")]
+    | Annotated[ConstantCooldownSection, Tag("constant_cooldown")]
+    | Annotated[PlateauSection, Tag("plateau")]
+    | Annotated[OwnScheduleSection, Tag(PART_TAG)],
+    by_kind(Door.SCHEDULES, *OURS[Door.SCHEDULES]),
 ]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, Tag
 
-from surefoot.config.fields import Arguments, BelowOne, Positive, Section, Target, TargetOrSamples
+from surefoot.config.fields import BelowOne, Positive, Section, Target, TargetOrSamples
+from surefoot.config.sections.parts import PART_TAG, PartSection, by_kind
+from surefoot.core.doors import OURS, Door
 
 
 class GenerationSection(Section):
@@ -48,20 +50,18 @@ class FunctionSection(Section):
     metrics: dict[str, Target] = Field(default_factory=dict)
 
 
-class CustomTaskSection(Section):
-    """A task class of the user's own."""
+class CustomTaskSection(PartSection):
+    """A task of the user's own or of an installed package."""
 
-    kind: Literal["custom"]
-    target: Target
-    arguments: Arguments = Field(default_factory=dict)
+    door: ClassVar[Door] = Door.TASKS
 
 
 TaskSection = Annotated[
-    GenerationSection
-    | ClassificationSection
-    | RegressionSection
-    | MultilabelSection
-    | FunctionSection
-    | CustomTaskSection,
-    Field(discriminator="kind"),
+    Annotated[GenerationSection, Tag("generation")]
+    | Annotated[ClassificationSection, Tag("classification")]
+    | Annotated[RegressionSection, Tag("regression")]
+    | Annotated[MultilabelSection, Tag("multilabel")]
+    | Annotated[FunctionSection, Tag("function")]
+    | Annotated[CustomTaskSection, Tag(PART_TAG)],
+    by_kind(Door.TASKS, *OURS[Door.TASKS]),
 ]
