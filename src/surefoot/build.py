@@ -14,7 +14,7 @@ from torch import nn
 
 from surefoot.assembly import material as materials
 from surefoot.assembly.checks import check_keepable, check_trainable
-from surefoot.assembly.loading import make_pace, make_plan
+from surefoot.assembly.loading import make_order, make_pace, make_plan
 from surefoot.assembly.material import Prepared, prepare_material
 from surefoot.assembly.run_parts import (
     Assembly,
@@ -182,7 +182,8 @@ def build_schedule(recipe: Recipe) -> tuple[Schedule, int | None]:
     """
     prepared = prepare_material(recipe)
     material = prepared.material
-    plan = make_plan(material.train, recipe.settings)
+    order = make_order(material.train, recipe.settings)
+    plan = make_plan(material.train, recipe.settings, order=order)
     pace = make_pace(material.train, material.task, plan, material.model)
     updates = updates_in(recipe.train.horizon, pace)
     return make_schedule(recipe, pace), None if isinstance(updates, Undecided) else updates

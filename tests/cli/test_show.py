@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from surefoot.cli import main as command
+from surefoot.cli.show_parts import SHELVES
+from surefoot.core.doors import OURS
 from surefoot.core.errors import EXIT_DONE, EXIT_REQUEST
 
 Capture = pytest.CaptureFixture[str]
@@ -72,6 +74,15 @@ def test_optimizers_measure_what_they_keep(capsys: Capture) -> None:
     kept = {row["optimizer"]: row["values_kept_an_element"] for row in facts["optimizers"]}
     assert kept == {"adamw": 2.0, "adam": 2.0, "sgd": 1.0}
     assert "lr must be given" in text
+
+
+@pytest.mark.parametrize("word", SHELVES)
+def test_each_kind_of_part_is_listed_with_its_origin(word: str, capsys: Capture) -> None:
+    text, facts = shown(capsys, word)
+    rows = {row["name"]: row for row in facts[word]}
+    assert list(rows) == sorted(OURS.get(SHELVES[word].door, {}))
+    for name, row in rows.items():
+        assert name in text and row["what"] and row["from"] == "surefoot"
 
 
 def test_schedule_says_first_peak_and_last(recipe: str, capsys: Capture) -> None:

@@ -6,17 +6,22 @@ A run of several ranks is cut so that all of them together see the windows that 
 from __future__ import annotations
 
 from collections.abc import Generator
+from typing import Any
 
 import torch
 from torch import nn
 
 from surefoot.config.sections import Settings
 from surefoot.core.counting import Pace, decoder_flops_per_token
+from surefoot.core.doors import GIVEN, Door, find_part, label_of
 from surefoot.core.errors import RequestError
+from surefoot.core.targets import call
+from surefoot.data.augment import preserved_cpu_rng
 from surefoot.data.batch import MicroBatch
 from surefoot.data.fetch import collated
 from surefoot.data.loader import Loader, LoaderSettings
-from surefoot.data.order import IN_ORDER, BatchPlan
+from surefoot.data.order import IN_ORDER, SHUFFLED, BatchPlan, SampleOrder
+from surefoot.data.samplers import as_order
 from surefoot.data.sources.base import Source
 from surefoot.data.sources.stream import StreamPlan, StreamSource, refuse_stream
 from surefoot.engine.evaluate import OpenSet
@@ -26,8 +31,47 @@ from surefoot.parallel.layout import ALONE, Place
 from surefoot.tasks.task import Task, main_weight
 
 
+def make_order(source: Source | StreamSource, settings: Settings, given: Any = None) -> SampleOrder:
+    """The order of the samples that the settings ask for.
+
+    Args:
+        given: the sampler that was handed in, where the settings say so.
+
+    Raises:
+        RequestError: it cannot be made of this data, or the data is a stream.
+    """
+    section = settings.sampler
+    if isinstance(source, StreamSource):
+        if section.kind != "shuffled":
+            raise RequestError(
+                f"a stream comes in its own order, and the sampler is {section.kind}",
+                where="sampler.kind",
+                rule="a sampler chooses samples by index",
+                remedy="leave it out, or give a map-style dataset",
+            )
+        return SHUFFLED
+    if section.kind == GIVEN:
+        if given is None:
+            raise RequestError(
+                f"the sampler {section.target} was handed in by Python code",
+                where="sampler.kind",
+                rule="kind: given stands for an object, which no file holds",
+                remedy="pass sampler=... again, or name it in the recipe by kind: custom",
+            )
+        with preserved_cpu_rng():
+            return as_order(given, source)
+    found = find_part(Door.SAMPLERS, section, "sampler")
+    name = label_of(Door.SAMPLERS, section)
+    # It may read every sample, and none of their draws is the training's.
+    with preserved_cpu_rng():
+        return as_order(call(found, (source,), section.arguments, name, "sampler"), source)
+
+
 def make_plan(
-    source: Source | StreamSource, settings: Settings, place: Place = ALONE
+    source: Source | StreamSource,
+    settings: Settings,
+    place: Place = ALONE,
+    order: SampleOrder = SHUFFLED,
 ) -> BatchPlan | StreamPlan:
     """How each epoch of the training set is cut into windows, and which part is this rank's.
 
@@ -56,6 +100,7 @@ def make_plan(
         micro_batch=train.micro_batch,
         window_length=train.accumulation,
         seed=settings.seed,
+        order=order,
         drop_short=train.short_batch == "drop",
         rank=place.data_rank,
         num_ranks=place.num_data_ranks,

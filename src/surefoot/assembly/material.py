@@ -16,8 +16,9 @@ from torch import nn
 from surefoot.assembly.run_parts import Material
 from surefoot.config.sections import Recipe
 from surefoot.config.sections.data import CustomDataSection
+from surefoot.core.doors import Door, find_part, label_of
 from surefoot.core.errors import ModelError, RequestError
-from surefoot.core.targets import call_target, import_target
+from surefoot.core.targets import bind, call, call_target, import_target
 from surefoot.data.sources.base import DataSplits
 from surefoot.data.sources.datasets import as_source, split_source
 from surefoot.data.sources.images import open_image_folder
@@ -30,6 +31,7 @@ from surefoot.models.resnet import ResNet, ResNetConfig
 from surefoot.state.weights import start_from
 from surefoot.tasks.classification import ClassificationTask
 from surefoot.tasks.generation import GenerationTask
+from surefoot.tasks.given import MetricFunction, as_task, with_metrics
 from surefoot.tasks.multilabel import MultilabelTask
 from surefoot.tasks.regression import RegressionTask
 from surefoot.tasks.task import FunctionTask, Task, count_samples
@@ -80,6 +82,7 @@ def prepare_material(
     data, text = open_data(recipe, cache_dir)
     architecture = resolve_architecture(recipe, data.sizes)
     task = build_task(recipe, {**architecture, **data.sizes}, text)
+    task = with_metrics(task, build_metrics(recipe))
     model = build_model(architecture)
     if recipe.model.initial_weights != "none" and not resuming:
         start_from(model, recipe.model.initial_weights)
@@ -138,10 +141,17 @@ def open_data(recipe: Recipe, cache_dir: Path | None = None) -> tuple[DataSplits
 
 
 def open_custom_data(section: CustomDataSection) -> DataSplits:
-    """The user's own dataset; its attribute `sizes` (a mapping), if any, feeds `from-data`."""
-    made = call_target(section.target, section.arguments, "data.target")
+    """Somebody's own dataset; its attribute `sizes` (a mapping), if any, feeds `from-data`.
+
+    What returns `DataSplits` has held its validation sets out itself.
+    """
+    name = label_of(Door.SOURCES, section)
+    found = find_part(Door.SOURCES, section, "data")
+    made = call(found, (), section.arguments, name, "data.target")
+    if isinstance(made, DataSplits):
+        return made
     sizes: Mapping[str, int] = getattr(made, "sizes", {})
-    train = as_source(made, section.target)
+    train = as_source(made, name)
     if section.validation_target != "none":
         other = call_target(
             section.validation_target, section.validation_arguments, "data.validation_target"
@@ -153,7 +163,7 @@ def open_custom_data(section: CustomDataSection) -> DataSplits:
             "data.validation_arguments are given, but no data.validation_target",
             where="data.validation_arguments",
             rule="they are the arguments of what validation_target names",
-            remedy=f"write validation_target: {section.target}, or leave them out",
+            remedy="write data.validation_target, or leave them out",
         )
     if isinstance(train, StreamSource) or not section.validation_fraction:
         return DataSplits(train, {}, sizes)
@@ -266,8 +276,23 @@ def build_task(recipe: Recipe, sizes: Mapping[str, Any], text: TextData | None =
                 section.unit,
             )
         case _:
-            made: Task = call_target(section.target, section.arguments, "task.target")
-            return made
+            name = label_of(Door.TASKS, section)
+            found = find_part(Door.TASKS, section, "task")
+            return as_task(call(found, (), section.arguments, name, "task.target"))
+
+
+def build_metrics(recipe: Recipe) -> dict[str, MetricFunction]:
+    """The metrics that a recipe adds to those of its task, by name.
+
+    Raises:
+        RequestError: one cannot be imported, or does not take its arguments.
+    """
+    found: dict[str, MetricFunction] = {}
+    for name, section in recipe.metrics.items():
+        where, label = f"metrics.{name}", label_of(Door.METRICS, section)
+        metric = find_part(Door.METRICS, section, where)
+        found[name] = bind(metric, 2, section.arguments, label, where)
+    return found
 
 
 def _size(sizes: Mapping[str, Any], *names: str) -> int:

@@ -19,6 +19,7 @@ from surefoot.assembly.deciding import deciding_metric
 from surefoot.assembly.loading import (
     make_eval_loader,
     make_loader_settings,
+    make_order,
     make_pace,
     make_plan,
     opened_by,
@@ -190,7 +191,7 @@ def assemble(
     device = choose_device(settings.device)
     place = find_place(settings.parallel, device)
     task = place_task(material.task, material.model, settings, place.mesh)
-    plan = make_plan(material.train, settings, place)
+    plan = make_plan(material.train, settings, place, make_order(material.train, settings))
     pace = make_pace(material.train, material.task, plan, material.model)
     horizon_updates = updates_in(settings.train.horizon, pace)
     initial_digest = ""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from surefoot.cli import show_layout, show_rules, show_tables
+from surefoot.cli import show_layout, show_parts, show_rules, show_tables
 from surefoot.cli.session import DebugOption, JsonOption, Session, SetOption, cells, table
 from surefoot.core.errors import RequestError
 
@@ -22,6 +22,8 @@ app.command("formats")(show_tables.show_formats)
 app.command("hardware")(show_tables.show_hardware)
 app.command("rules")(show_rules.show_rules)
 app.command("layout")(show_layout.show_layout)
+for word in show_parts.SHELVES:
+    app.command(word)(show_parts.show_shelf(word))
 
 MAX_DRAWN_UPDATES = 100_000
 """A longer schedule is sampled at so many updates, its first and last among them."""

@@ -9,6 +9,8 @@ from typing import Any, get_args
 import typer
 
 from surefoot.cli.session import DebugOption, JsonOption, Session, cells, table
+from surefoot.cli.show_parts import described
+from surefoot.core.doors import Door, brought
 from surefoot.observe.formatting import format_bytes
 
 
@@ -46,12 +48,17 @@ def show_optimizers(
             "skips": optimizer.skips.value,
             "kernel": optimizer.kernel,
             "defaults": defaults,
+            "from": "surefoot",
         }
         facts.append(row)
         written = ", ".join(f"{name} {value}" for name, value in defaults.items())
         shown.add_row(
             *cells(section.kind, f"{kept / elements:g}", row["skips"], row["kernel"], written)
         )
+    for entry in brought(Door.OPTIMIZERS).values():
+        theirs = described(entry)
+        facts.append({"optimizer": entry.name, **theirs})
+        shown.add_row(*cells(entry.name, "", "", "", f"{theirs['what']} ({theirs['from']})"))
     session.console.print(shown)
     session.answer({"optimizers": facts})
     session.next(
@@ -62,9 +69,13 @@ def show_optimizers(
 def _optimizer_sections() -> list[Any]:
     """One section of each kind, with its defaults."""
     from surefoot.config.sections.optimizers import OptimizerSection
+    from surefoot.config.sections.parts import PartSection
 
     sections = []
-    for kind in get_args(get_args(OptimizerSection)[0]):
+    for member in get_args(get_args(OptimizerSection)[0]):
+        kind = get_args(member)[0]
+        if issubclass(kind, PartSection):
+            continue
         fields = kind.model_fields
         given: dict[str, object] = {"kind": get_args(fields["kind"].annotation)[0]}
         if fields["lr"].is_required():
