@@ -22,8 +22,9 @@ from surefoot.core.reports import Event, Observer, StepReport
 from surefoot.data.batch import SINGLE_TERM, MicroBatch, move_to
 from surefoot.data.order import Cursor
 from surefoot.engine.evaluate import evaluate
-from surefoot.engine.sum_check import refuse_a_mean
+from surefoot.engine.sum_check import FewSamples, check_sums
 from surefoot.engine.window import gather_window
+from surefoot.numerics.modes import refuse_evaluation_mode
 from surefoot.observe.events import EventKind
 from surefoot.parallel.layout import find_place
 from surefoot.run.resume_rules import BEGUN_FOR_KEY, Resumption, accept_differences
@@ -32,7 +33,7 @@ from surefoot.state.commit import put_back
 from surefoot.state.manifest import Manifest
 from surefoot.state.retention import clear_left
 from surefoot.tasks.given import as_task, checked_model
-from surefoot.tasks.task import FunctionTask, LossSum, Task, count_samples
+from surefoot.tasks.task import FunctionTask, LossSum, Task, leading_size
 
 SETTINGS_KEY = "settings"
 """In `about` of a checkpoint: all settings that it was trained with."""
@@ -124,6 +125,7 @@ class TrainStep:
         Raises:
             NonFiniteError: the update before was not finite and the guard stops.
             DataError: a batch cannot be counted or holds a value out of range.
+            ModelError: the whole model is in evaluation mode, or the loss does not add up.
             RequestError: there is no batch.
         """
         if not batches:
@@ -132,10 +134,16 @@ class TrainStep:
                 rule="an update needs at least one micro-batch",
                 remedy="call step(batch), or step(*batches) with a list that is not empty",
             )
+        if not self.model.training:
+            refuse_evaluation_mode(self.model)
         if not self._is_loss_checked:
             self._is_loss_checked = True
             if isinstance(self._own_task, FunctionTask):
-                refuse_a_mean(self.model, self._own_task, batches[0], self.device)
+                few = FewSamples.cut_from(batches[0])
+                coupling = few and check_sums(self.model, self._own_task, few, self.device)
+                if coupling:
+                    event = Event(EventKind.NOTE, self.num_updates, coupling, {}, time.time())
+                    self._parts.log.tell(event)
         window = gather_window([self._micro_batch(batch) for batch in batches])
         self._parts.update(window)
         return self._parts.log.latest
@@ -215,7 +223,7 @@ class TrainStep:
 
     def _micro_batch(self, batch: Any) -> MicroBatch:
         weight = self.task.weight(batch)
-        samples = int(count_samples(batch))
+        samples = leading_size(batch) or 1
         return MicroBatch(
             data=move_to(batch, self.device, non_blocking=True),
             weights=dict(weight) if isinstance(weight, dict) else {SINGLE_TERM: float(weight)},

@@ -15,7 +15,6 @@ from surefoot.cli.failure import EXIT_INTERRUPTED
 from surefoot.core.errors import (
     EXIT_DONE,
     EXIT_FAILED,
-    EXIT_FOUND,
     EXIT_REQUEST,
     EXIT_STOPPED,
     CheckpointError,
@@ -118,7 +117,8 @@ def test_what_cannot_be_meant_is_refused(
         (StopRequested("x"), EXIT_STOPPED),
         (ZeroDivisionError("x"), EXIT_FAILED),
         (KeyboardInterrupt(), EXIT_INTERRUPTED),
-        (SystemExit(EXIT_FOUND), EXIT_FOUND),
+        (SystemExit(0), EXIT_FAILED),
+        (SystemExit(EXIT_STOPPED), EXIT_FAILED),
     ],
 )
 def test_each_error_has_its_exit_code(

@@ -51,8 +51,9 @@ def test_length_is_rounded_up() -> None:
 
 def test_targets_of_another_task_get_no_labels() -> None:
     samples = [sample(3, label=1), sample(2, label=0)]
-    batch = PaddingCollate(add_labels=False)(samples)
-    assert "labels" not in batch and batch["label"].tolist() == [1, 0]
+    for collate in (PaddingCollate(add_labels=False), PaddingCollate()):
+        batch = collate(samples)
+        assert "labels" not in batch and batch["label"].tolist() == [1, 0]
 
 
 def test_what_cannot_be_padded_is_refused() -> None:
@@ -62,3 +63,40 @@ def test_what_cannot_be_padded_is_refused() -> None:
         PaddingCollate()([{"x": 1}])
     with pytest.raises(DataError, match="different keys"):
         PaddingCollate()([sample(3, label=1), sample(3)])
+
+
+def padded_before(length: int, total: int = 12) -> dict[str, Any]:
+    """A sample that was padded when it was made, and says so in its mask."""
+    ids = torch.cat([torch.arange(1, length + 1), torch.zeros(total - length, dtype=torch.long)])
+    return {"input_ids": ids, "attention_mask": (torch.arange(total) < length).long()}
+
+
+def test_a_mask_that_samples_bring_says_what_counts() -> None:
+    samples = [padded_before(length) for length in range(4, 12)]
+    batch = PaddingCollate()(samples)
+    assert GenerationTask(64).weight(batch) == sum(range(3, 11)) == 52
+    assert torch.equal(batch["attention_mask"], torch.stack([s["attention_mask"] for s in samples]))
+    assert batch["labels"][0].tolist() == [1, 2, 3, 4] + [-100] * 8
+
+
+def test_masks_of_unequal_length_are_padded_with_zero() -> None:
+    batch = PaddingCollate()([padded_before(2, 3), padded_before(5, 6)])
+    assert batch["attention_mask"].tolist() == [[1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0]]
+    assert batch["labels"].tolist() == [[1, 2] + [-100] * 4, [1, 2, 3, 4, 5, -100]]
+
+
+def test_first_tokens_of_documents_are_no_labels() -> None:
+    samples = [sample(4, document_ids=[0, 0, 1, 1]), sample(2, document_ids=[0, 1])]
+    batch = PaddingCollate()(samples)
+    assert batch["labels"].tolist() == [[1, 2, -100, 4], [1, -100, -100, -100]]
+    del batch["labels"]
+    stacked = PaddingCollate(add_labels=False)(samples)
+    task = GenerationTask(64)
+    assert task.weight(PaddingCollate()(samples)) == task.weight(stacked)
+
+
+@pytest.mark.parametrize("mask", [[1, 1], 1, torch.ones(2, 3)])
+def test_a_mask_of_another_length_is_refused(mask: Any) -> None:
+    with pytest.raises(DataError, match=r"attention_mask is .* beside 3 tokens") as caught:
+        PaddingCollate()([sample(3, attention_mask=[1, 1, 1]), sample(3, attention_mask=mask)])
+    assert caught.value.batch_position == 1

@@ -355,3 +355,98 @@ def test_what_was_loaded_before_a_failure_is_handed_out_first() -> None:
             for batch in loader.iterate():
                 ids.append(batch.ids)
         assert ids == [(0, 1, 2), (3, 4, 5)]
+
+
+class Leaves:
+    """Ends the process, so it thinks, at one sample."""
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 7:
+            raise SystemExit(0)
+        return torch.zeros(3), index
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("is_random", [True, False])
+def test_an_exit_in_a_data_set_is_an_error_that_names_the_sample(
+    workers: int, is_random: bool
+) -> None:
+    source = DatasetSource(Leaves(), is_random=is_random)
+    settings = LoaderSettings(workers=workers)
+    with (
+        Loader(source, plan(), weight=count, settings=settings) as loader,
+        pytest.raises(DataError, match=r"sample 7 of Leaves failed: SystemExit: 0"),
+    ):
+        list(loader.iterate_once())
+
+
+def leave(*_: Any) -> Any:
+    raise SystemExit
+
+
+@pytest.mark.parametrize(
+    ("collate", "weight", "said"),
+    [
+        (leave, count, "do not fit into one batch"),
+        (torch.stack, leave, "the weight of a batch could not be computed: SystemExit"),
+    ],
+)
+def test_an_exit_in_a_collate_or_weight_function_is_an_error(
+    collate: Any, weight: Any, said: str
+) -> None:
+    source = DatasetSource([torch.zeros(2)] * NUM_SAMPLES, collate=collate)
+    with Loader(source, plan(), weight=weight) as loader, pytest.raises(DataError, match=said):
+        list(loader.iterate_once())
+
+
+class Shrinks(list[Any]):
+    """Loses samples once so many were read."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__([torch.zeros(2)] * NUM_SAMPLES)
+        self.left = after
+
+    def __getitem__(self, index: Any) -> Any:
+        sample = super().__getitem__(index)
+        self.left -= 1
+        if self.left == 0:
+            del self[-5:]
+        return sample
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        (3, r"reading sample \d+ of Shrinks failed: IndexError.* 23 samples at the start, now 18"),
+        (NUM_SAMPLES, "Shrinks had 23 samples at the start and has 18 now, in epoch 1"),
+    ],
+)
+def test_a_data_set_that_shrinks_is_reported(after: int, said: str) -> None:
+    source = DatasetSource(Shrinks(after), is_random=False)
+    with (
+        Loader(source, plan(shuffle=False), weight=len) as loader,
+        pytest.raises(DataError, match=said) as caught,
+    ):
+        list(itertools.islice(loader.iterate(), 20))
+    assert "keeps its length" in caught.value.rule
+
+
+def test_the_loader_says_which_sample_it_is_reading() -> None:
+    seen = []
+
+    class Asks:
+        def __len__(self) -> int:
+            return NUM_SAMPLES
+
+        def __getitem__(self, index: int) -> Any:
+            seen.append(loader.reading)
+            return torch.zeros(2)
+
+    loader = Loader(DatasetSource(Asks()), plan(shuffle=False), weight=len)
+    with closing(loader.iterate_once()) as batches:
+        next(batches)
+    assert seen == ["sample 0 of Asks", "sample 1 of Asks", "sample 2 of Asks"]
+    assert loader.reading == ""

@@ -129,7 +129,6 @@ def crash() -> None:
         (lambda: os.kill(os.getpid(), signal.SIGKILL), "was killed by SIGKILL"),
         (crash, "was killed by SIGSEGV"),
         (lambda: os._exit(3), "ended with exit code 3"),
-        (lambda: sys.exit(4), "ended with exit code 4"),
     ],
 )
 def test_a_dead_worker_is_reported_at_once(action: Callable[[], object], how: str) -> None:

@@ -194,3 +194,17 @@ def test_weight_norm_is_over_all_parameters_and_builds_no_graph() -> None:
         model.bias.fill_(1.0)
     norm = weight_norm(model.parameters())
     assert norm.item() == 3.0 and not norm.requires_grad
+
+
+@pytest.mark.parametrize("values", ["normal", "equal"])
+def test_the_norm_of_many_values_does_not_depend_on_their_shards(values: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    whole = torch.full((16_000_000,), 1e-3)
+    if values == "normal":
+        whole = torch.randn(16_000_000, generator=generator)
+    right = float(torch.linalg.vector_norm(whole.double()))
+    for num_shards in (1, 2, 16):
+        norm = float(global_norm(list(whole.chunk(num_shards))))
+        assert norm == pytest.approx(right, rel=1e-5)
+    across = whole.reshape(4000, 4000).T
+    assert float(global_norm([across])) == pytest.approx(right, rel=1e-5)

@@ -76,6 +76,19 @@ def test_silence_is_told_once_and_what_came_last(tmp_path: Path) -> None:
     assert "stacks-rank-3.txt" in told[0] and "test_silence_is_told" in path.read_text()
 
 
+def test_a_sample_that_is_read_for_ever_is_named(tmp_path: Path) -> None:
+    told: list[str] = []
+    path = stacks_path(tmp_path, 0)
+    with HangWatch(path, 60.0, told.append, lambda: "sample 17 of faces", 0.1) as watch:
+        watch.beat("an update")
+        until = time.monotonic() + 20
+        while not told and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(0.3)
+    assert len(told) == 1 and "reading sample 17 of faces has not ended for" in told[0]
+    assert "test_a_sample_that_is_read" in path.read_text()
+
+
 def test_a_run_that_goes_on_leaves_no_file(tmp_path: Path) -> None:
     told: list[str] = []
     path = tmp_path / "stacks.txt"

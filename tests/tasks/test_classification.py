@@ -123,3 +123,12 @@ def test_shapes_that_do_not_fit_are_named():
 def test_impossible_tasks_are_refused(arguments, message):
     with pytest.raises(ModelError, match=message):
         ClassificationTask(3, **arguments)
+
+
+def test_a_target_mask_leaves_items_out():
+    x, labels = torch.randn(4, 3), torch.tensor([0, 1, 2, 1])
+    batch = {"x": x, "label": labels, "target_mask": torch.tensor([1, 1, 0, 0])}
+    task, model = ClassificationTask(3), nn.Linear(3, 3)
+    assert task.weight(batch) == 2.0
+    kept = {"x": x[:2], "label": labels[:2]}
+    torch.testing.assert_close(task.loss_sum(model, batch), task.loss_sum(model, kept))

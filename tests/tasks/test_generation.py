@@ -196,3 +196,13 @@ def test_a_compiled_loss_is_the_same_loss(monkeypatch):
     assert copy.compile_loss
     assert copy.weight(IDS) == 6
     assert not pickle.loads(pickle.dumps(TASK)).compile_loss
+
+
+def test_a_target_mask_leaves_tokens_out():
+    ids = torch.arange(12).reshape(2, 6)
+    mask = torch.tensor([[True] * 6, [True, True, True, False, False, True]])
+    batch = {"input_ids": ids, "target_mask": mask}
+    assert GenerationTask(16).weight(batch) == 8.0
+    assert GenerationTask(16).weight({"input_ids": ids, "target_mask": mask.all(1)}) == 5.0
+    with pytest.raises(DataError, match="target_mask has shape"):
+        GenerationTask(16).weight({"input_ids": ids, "target_mask": mask[:, :3]})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from surefoot.core.batches import batch_of_samples
 from surefoot.core.errors import DataError, ModelError
 from surefoot.models import GPT, MLP, GPTConfig, MLPConfig, ResNet, ResNetConfig
 from surefoot.tasks import (
@@ -57,7 +59,7 @@ class Named:
     ("batch", "samples"),
     [
         (torch.zeros(4, 2), 4),
-        ((torch.zeros(4, 2), torch.zeros(3)), 4),
+        ((torch.zeros(4, 2), torch.zeros(4), torch.tensor(3.0)), 4),
         ({"n": torch.tensor(1), "x": torch.zeros(5, 1)}, 5),
         (Named(["a", "b"], torch.zeros(2)), 2),
         ([{"x": torch.zeros(6, 1)}], 6),
@@ -65,6 +67,38 @@ class Named:
 )
 def test_samples_are_counted(batch, samples):
     assert count_samples(batch) == samples
+
+
+@pytest.mark.parametrize(
+    ("batch", "fetched"),
+    [
+        ((torch.zeros(6, 8, 4), torch.zeros(8)), 8),  # Time first.
+        (torch.zeros(6, 8, 4), 8),
+        ({"edges": torch.zeros(2, 30), "x": torch.zeros(24, 4), "y": torch.zeros(8)}, 8),
+        ({"edges": torch.zeros(2, 30), "x": torch.zeros(24, 4)}, 8),
+        ((torch.zeros(8, 2), torch.zeros(8)), 8),
+        (None, 8),
+    ],
+)
+def test_samples_that_were_fetched_count_whatever_the_shapes(batch, fetched):
+    with batch_of_samples(fetched):
+        assert count_samples(batch) == fetched
+        assert FunctionTask(squared).weight(batch) == fetched
+
+
+@pytest.mark.parametrize(
+    ("batch", "fetched", "said"),
+    [
+        ((torch.zeros(32, 2), torch.zeros(32)), 1, "1 sample.s. were fetched, .* begins with 32"),
+        ({"nodes": torch.zeros(24, 4)}, 8, "begins with 24"),
+        ((torch.zeros(6, 8, 4), torch.zeros(8)), None, "begin with 6, 8"),
+    ],
+)
+def test_a_batch_that_leaves_it_open_is_refused(batch, fetched, said):
+    known = nullcontext() if fetched is None else batch_of_samples(fetched)
+    with known, pytest.raises(DataError, match=said) as caught:
+        count_samples(batch)
+    assert "weight_fn" in caught.value.remedy
 
 
 @pytest.mark.parametrize("batch", [None, (), {"x": torch.tensor(1.0)}, 3])

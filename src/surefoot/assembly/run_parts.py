@@ -39,7 +39,7 @@ from surefoot.data.sources.stream import StreamPlan, StreamSource
 from surefoot.engine.decisions import Decisions
 from surefoot.engine.evaluate import Evaluator, as_it_is, evaluate
 from surefoot.engine.routing import weight_of
-from surefoot.engine.sum_check import NUM_SAMPLES, refuse_a_mean
+from surefoot.engine.sum_check import NUM_SAMPLES, FewSamples, check_sums
 from surefoot.engine.window import Window, over_ranks, windows
 from surefoot.numerics.determinism import preserved_rng, seed_everything, use_deterministic
 from surefoot.optim.ema import NoAverage
@@ -81,6 +81,8 @@ class Assembly:
     place: Place = ALONE
     initial_digest: str = ""
     """Of the weights that several ranks begin with; empty for one."""
+    coupling: str = ""
+    """What is to be said of a loss that couples the samples of a batch; empty for nothing."""
 
     def open_windows(self, cursor: Any) -> Iterator[Window]:
         """The windows of training from `cursor` on; closing the iterator ends the workers."""
@@ -197,10 +199,10 @@ def assemble(
     initial_digest = ""
     if place.mesh is None:
         trainable = make_trainable(material.model, task, settings, device, pace, observers)
-        check_loss(material, device)
+        coupling = check_loss(material, device)
     else:
         # Before the model is spread: the loss of a few samples needs no other rank.
-        check_loss(material, torch.device("cpu"))
+        coupling = check_loss(material, torch.device("cpu"))
         initial_digest = digest_of_weights(material.model)
         trainable = make_trainable(material.model, task, settings, device, pace, observers, place)
         seed_rank(settings.seed, place)
@@ -250,6 +252,7 @@ def assemble(
         eval_loaders,
         place,
         initial_digest,
+        coupling,
     )
 
 
@@ -274,15 +277,19 @@ def seed_rank(seed: int, place: Place) -> None:
         seed_everything(keyed_hash(seed, RANK_SEED, place.random_rank) >> 32)
 
 
-def check_loss(material: Material, device: torch.device) -> None:
-    """Refuses a plain loss that returns a mean; a stream is not read ahead for it.
+def check_loss(material: Material, device: torch.device) -> str:
+    """Refuses a plain loss that does not add up over samples; a stream is not read ahead for it.
+
+    Returns:
+        What is to be said of samples that the loss couples; empty for nothing.
 
     Raises:
-        ModelError: the loss is a mean.
+        ModelError: the loss is a mean, or compares each prediction with every target.
     """
     source = material.train
-    if isinstance(material.task, FunctionTask) and not isinstance(source, StreamSource):
-        with preserved_rng(device):
-            few = [source[index] for index in range(min(NUM_SAMPLES, len(source)))]
-            batch = collated(source, few, range(len(few)))
-        refuse_a_mean(material.model, material.task, batch, device)
+    if not isinstance(material.task, FunctionTask) or isinstance(source, StreamSource):
+        return ""
+    with preserved_rng(device):
+        samples = [source[index] for index in range(min(NUM_SAMPLES, len(source)))]
+        few = FewSamples.of(samples, lambda some: collated(source, some, range(len(some))))
+    return check_sums(material.model, material.task, few, device)

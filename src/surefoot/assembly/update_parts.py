@@ -5,6 +5,7 @@ Every part is chosen here, once, in the order in which it is used. Nothing is tr
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -18,7 +19,7 @@ from surefoot.config.sections.optimizers import OptimizerSection
 from surefoot.config.sections.schedules import PlateauSection
 from surefoot.core.counting import Pace
 from surefoot.core.plateau import Plateau, PlateauState
-from surefoot.core.reports import Observer
+from surefoot.core.reports import Event, Observer
 from surefoot.core.stopping import EarlyStopping, StoppingState
 from surefoot.core.units import Steps
 from surefoot.data.batch import MicroBatch
@@ -26,6 +27,7 @@ from surefoot.engine.decisions import RuleState, WatchedMetric
 from surefoot.engine.evaluate import SumUp
 from surefoot.engine.first_bad import FirstBad
 from surefoot.engine.guard import Guard, NonFinitePolicy
+from surefoot.engine.idle_parameters import IdleParameters
 from surefoot.engine.measure.device_clock import DeviceClock, TimedTask
 from surefoot.engine.measure.forward_clock import ForwardClock
 from surefoot.engine.measure.sampling import SampledPass, Sampling
@@ -125,7 +127,7 @@ def make_trainable(
             sum_over_ranks=joint.sum_over_ranks,
             run_pass=watched_pass(run_pass, loads, sampling),
             loss_scale=loss_scale,
-            gradients_of=joint.gradients_of,
+            gradients_of=naming_idle(joint, ledger, log, place),
             global_norm=joint.global_norm,
             clip=make_clip(settings.train.clip_norm),
             course=course,
@@ -347,6 +349,19 @@ def joint_parts(
     return JointParts(
         run_pass, norm.of_values, host_sums, local_gradients, norm.of_gradients, host_sums, sum_up
     )
+
+
+def naming_idle(
+    joint: JointParts, ledger: ParameterLedger, log: ReportLog, place: Place
+) -> Callable[[Sequence[Tensor]], list[Tensor]]:
+    """The gradients; on one rank parameters without any are named once. Several refuse them."""
+    if place.mesh is not None:
+        return joint.gradients_of
+
+    def tell(text: str) -> None:
+        log.tell(Event("note", log.progress.step, text, {}, time.time()))
+
+    return IdleParameters([row.name for row in ledger.rows], tell)
 
 
 def layers_of(laid_out: LaidOut, place: Place) -> Layers:

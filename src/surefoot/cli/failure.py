@@ -24,7 +24,9 @@ from surefoot.core.errors import (
     ConfigError,
     StopRequested,
     SurefootError,
+    UserExitError,
 )
+from surefoot.core.interruption import no_exit
 
 SECONDS_FOR_THE_FIRST = 2.0
 """How long a rank that fails for want of another waits for it to say so, and to end."""
@@ -35,7 +37,12 @@ EXIT_INTERRUPTED = 130
 def present(error: BaseException, session: Session) -> int:
     """Shows `error` and returns the exit code for it."""
     if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else EXIT_FAILED
+        # None of ours: a verb returns its code. What it was doing has not come to its end.
+        try:
+            with no_exit():
+                raise error
+        except UserExitError as exited:
+            error = exited
     if isinstance(error, BrokenPipeError) or (
         isinstance(error, OSError) and error.errno == errno.EPIPE
     ):

@@ -153,6 +153,10 @@ class RunFolderError(RequestError):
     """A run folder exists already, is in use, is missing or has too little free space."""
 
 
+class UserExitError(SurefootError):
+    """Code of the user's own called `sys.exit()` in the middle of a run."""
+
+
 class StopRequested(SurefootError):
     """The run was asked to stop and has saved; it can be resumed."""
 

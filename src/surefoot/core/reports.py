@@ -19,6 +19,7 @@ class StepReport(NamedTuple):
     window: int
     """Windows consumed so far, this one included; unique for every row of a run."""
     epoch: int
+    """Of the last sample of the window."""
     samples: int
     """Samples seen so far, over all data-parallel ranks."""
     tokens: int
@@ -52,6 +53,8 @@ class StepReport(NamedTuple):
     """Peak memory: allocated on the device, or resident of the process on CPU."""
     time: float = 0.0
     """Unix time at which the report was resolved."""
+    ends_epoch: bool = False
+    """Whether the window is the last one of its epoch."""
 
 
 @dataclass(frozen=True, slots=True)

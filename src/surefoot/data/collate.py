@@ -14,10 +14,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from surefoot.core.batches import TARGET_NAMES
 from surefoot.core.errors import DataError
 from surefoot.data.batch import describe
 
 IGNORE_INDEX = -100
+MASK_KEY = "attention_mask"
+DOCUMENTS_KEY = "document_ids"
 
 
 def collate_samples(samples: Sequence[Any]) -> Any:
@@ -64,14 +67,16 @@ class PaddingCollate:
 
     Samples are mappings. Each value of the kind of `length_key` (a sequence as long as it) is
     padded: labels with -100, masks with 0, `length_key` with `pad_id`, others with 0. Everything
-    else is stacked. The batch always holds `attention_mask` (int64, 1 where a token is real) and
-    `labels` aligned with the tokens; labels that the samples lack are the tokens themselves.
+    else is stacked. The batch always holds `attention_mask` (1 where a token is real): that of the
+    samples, or else one of the padding alone. Samples without a target (`labels`, `label`,
+    `targets`, `target` or `y`) are given `labels` aligned with the tokens: the tokens themselves,
+    and -100 where the mask is 0 and, with `document_ids`, at the first token of each document.
 
     Args:
         pad_id: token that fills up.
         multiple_of: pad further, to a multiple of this length; few shapes suit compiled models.
         length_key: name of the tokens.
-        add_labels: give token labels to samples without any; False for tasks with other targets.
+        add_labels: give token labels to samples without a target.
     """
 
     pad_id: int = 0
@@ -83,10 +88,12 @@ class PaddingCollate:
         """The batch: padded values [B, longest, …], others as torch stacks them.
 
         Raises:
-            DataError: the samples are no mappings, lack the tokens or have different keys.
+            DataError: the samples are no mappings, lack the tokens or have different keys, or
+                their mask is not as long as their tokens.
         """
         keys = self._keys(samples)
         lengths = [len(sample[self.length_key]) for sample in samples]
+        _check_masks(samples, self.length_key, lengths)
         longest = -(-max(lengths) // self.multiple_of) * self.multiple_of
         batch: dict[str, Any] = {}
         for key in keys:
@@ -100,9 +107,12 @@ class PaddingCollate:
                 batch[key] = default_collate(values)
         positions = torch.arange(longest)
         real = positions < torch.tensor(lengths)[:, None]
-        batch.setdefault("attention_mask", real.long())
-        if self.add_labels and "labels" not in batch:
-            batch["labels"] = batch[self.length_key].masked_fill(~real, IGNORE_INDEX)
+        batch.setdefault(MASK_KEY, real.long())
+        if self.add_labels and not any(name in batch for name in TARGET_NAMES):
+            counts = real & (batch[MASK_KEY] != 0)
+            batch["labels"] = labels_of_tokens(
+                batch[self.length_key], counts, batch.get(DOCUMENTS_KEY)
+            )
         return batch
 
     def _keys(self, samples: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -128,6 +138,37 @@ class PaddingCollate:
         return IGNORE_INDEX if "label" in key or "target" in key else 0
 
 
+def labels_of_tokens(tokens: Tensor, counts: Tensor | None, documents: Tensor | None) -> Tensor:
+    """The tokens as their own labels, aligned with them.
+
+    Args:
+        tokens: [B, S].
+        counts: [B, S], true where a token may be a target; None for all.
+        documents: [B, S], the document of each token; no token of one predicts the next one's.
+    """
+    labels = tokens if counts is None else tokens.masked_fill(~counts, IGNORE_INDEX)
+    if documents is None:
+        return labels
+    starts = torch.zeros_like(documents, dtype=torch.bool)
+    starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return labels.masked_fill(starts, IGNORE_INDEX)
+
+
+def _check_masks(
+    samples: Sequence[Mapping[str, Any]], length_key: str, lengths: Sequence[int]
+) -> None:
+    for position, (sample, length) in enumerate(zip(samples, lengths, strict=True)):
+        mask = sample.get(MASK_KEY)
+        if mask is not None and not (_is_sequence(mask) and len(mask) == length):
+            error = DataError(
+                f"{MASK_KEY} is {describe(mask)} beside {length} tokens in {length_key!r}",
+                rule="a mask says of each token of its sample whether it is real",
+                remedy="give one entry for each token, or leave the mask out",
+            )
+            error.batch_position = position
+            raise error
+
+
 def _is_sequence(value: Any) -> bool:
     if isinstance(value, (Tensor, np.ndarray)):
         return value.ndim >= 1
@@ -145,5 +186,5 @@ def _padded(values: Sequence[Any], longest: int, filler: int) -> Tensor:
 
 def padding_fraction(batch: Mapping[str, Any]) -> float:
     """Share of the places of a padded batch that hold no token."""
-    mask = batch["attention_mask"]
+    mask = batch[MASK_KEY]
     return (mask.numel() - int(mask.sum())) / mask.numel()

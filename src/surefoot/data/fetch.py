@@ -11,11 +11,14 @@ from typing import Any
 
 import torch
 
+from surefoot.core.batches import batch_of_samples
 from surefoot.core.errors import DataError, SurefootError
+from surefoot.core.interruption import RAISED_BY_USER_CODE
 from surefoot.data.augment import DrawWatch, preserved_cpu_rng, seed_for_sample
 from surefoot.data.batch import SINGLE_TERM, describe, is_aligned, map_tensors
 from surefoot.data.order import IndexArray
 
+SAME_LENGTH = "a data set keeps its length while a run reads it"
 WeightFunction = Callable[[Any], float | Mapping[str, float]]
 
 
@@ -32,6 +35,9 @@ class Fetcher:
         self.source = source
         self.weight = weight
         self.seed = seed
+        self.reading: Sequence[int] = ()
+        """Indices of the samples that are being read at this moment."""
+        self._num_samples = len(source) if hasattr(source, "__len__") else 0
         self._watch: DrawWatch | None = DrawWatch() if source.is_random else None
 
     def __call__(self, epoch: int, indices: IndexArray) -> tuple[Any, dict[str, float]]:
@@ -41,6 +47,12 @@ class Fetcher:
             DataError: a sample cannot be read, samples do not fit together, or the weight is not
                 a number >= 0; the dataset and the sample ids are named.
         """
+        try:
+            return self._fetch_or_seed(epoch, indices)
+        finally:
+            self.reading = ()
+
+    def _fetch_or_seed(self, epoch: int, indices: IndexArray) -> tuple[Any, dict[str, float]]:
         if not self.source.is_random:
             return self._fetch(indices)
         if self._watch is not None:
@@ -60,11 +72,12 @@ class Fetcher:
         if batch_of is None:
             data = collated(source, self._read_many(ids), ids)
         else:
+            self.reading = ids
             try:
                 data = batch_of(indices)
             except SurefootError:
                 raise
-            except Exception as error:
+            except RAISED_BY_USER_CODE as error:
                 raise self._failure(ids, error) from error
         data = aligned(data)
         return data, checked_weights(self.weight, data, source, ids)
@@ -84,24 +97,29 @@ class Fetcher:
     def _read_many(self, ids: list[int]) -> list[Any]:
         many = getattr(self.source, "samples", None)
         if many is not None:
+            self.reading = ids
             try:
                 return list(many(ids))
-            except Exception:
+            except RAISED_BY_USER_CODE:
                 # One by one, the sample at fault can be named.
                 pass
         return [self._read(index) for index in ids]
 
     def _read(self, index: int) -> Any:
+        self.reading = (index,)
         try:
             return self.source[index]
-        except Exception as error:
+        except RAISED_BY_USER_CODE as error:
             raise self._failure([index], error) from error
 
-    def _failure(self, ids: list[int], error: Exception) -> DataError:
+    def _failure(self, ids: list[int], error: BaseException) -> DataError:
         detail = f"{type(error).__name__}: {error}"
         rule, remedy = "every sample of a dataset can be read", "correct or remove the sample"
         if isinstance(error, SurefootError):
             detail, rule, remedy = error.what, error.rule or rule, error.remedy or remedy
+        if self._num_samples and (now := len(self.source)) < self._num_samples:
+            detail += f"; it had {self._num_samples} samples at the start, now {now}"
+            rule, remedy = SAME_LENGTH, "give each run a copy of the data that nobody changes"
         place = place_of(self.source, ids)
         return DataError(f"reading {place} failed: {detail}", where=place, rule=rule, remedy=remedy)
 
@@ -143,7 +161,7 @@ def collated(source: Any, samples: Sequence[Any], ids: Sequence[int]) -> Any:
         return source.collate(samples)
     except SurefootError:
         raise
-    except Exception as error:
+    except RAISED_BY_USER_CODE as error:
         shapes = "; ".join(
             f"sample {index}: {describe(sample)}"
             for index, sample in zip(ids[:8], samples, strict=False)
@@ -167,7 +185,8 @@ def checked_weights(
             sample at fault is named where one is.
     """
     try:
-        value = weight(data)
+        with batch_of_samples(len(ids)):
+            value = weight(data)
     except DataError as error:
         position = getattr(error, "batch_position", None)
         if isinstance(position, int) and position < len(ids):
@@ -175,7 +194,7 @@ def checked_weights(
         place = place_of(source, ids)
         error.where = f"{place}: {error.where}" if error.where else place
         raise
-    except Exception as error:
+    except RAISED_BY_USER_CODE as error:
         raise DataError(
             f"the weight of a batch could not be computed: {type(error).__name__}: {error}",
             where=f"{place_of(source, ids)}: {describe(data)}",

@@ -14,11 +14,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from surefoot.core.errors import RequestError
+from surefoot.core.errors import DataError, RequestError
 from surefoot.core.interruption import ShouldAbort, never
 from surefoot.data.batch import MicroBatch, move_to
 from surefoot.data.device_prefetch import DeviceStage
-from surefoot.data.fetch import Fetcher, WeightFunction
+from surefoot.data.fetch import SAME_LENGTH, Fetcher, WeightFunction, place_of
 from surefoot.data.order import START, BatchPlan, Cursor, PlannedBatch
 from surefoot.data.sources.stream import StreamCursor, StreamPlan, StreamSource
 from surefoot.data.workers import StartMethod, WorkerPool
@@ -89,11 +89,18 @@ class Loader:
         self.device = torch.device(device)
         _check_fit(source, plan, self.settings)
         self._weight = weight
+        self._num_samples = plan.num_samples if isinstance(plan, BatchPlan) else 0
         self._fetch = Fetcher(source, weight, plan.seed)
         self._stage = DeviceStage.choose(self.device, self.settings.pin_memory)
         self._pool: WorkerPool | None = None
         self._in_use = False
         self._should_abort: ShouldAbort = never
+
+    @property
+    def reading(self) -> str:
+        """Which samples this process is reading at this moment; empty where it reads none."""
+        ids = self._fetch.reading
+        return place_of(self.source, ids) if ids else ""
 
     def leave_when(self, should_abort: ShouldAbort) -> None:
         """From now on a wait for a worker raises `CutShort` where `should_abort()` says so."""
@@ -149,7 +156,7 @@ class Loader:
 
     def _here(self, plans: Iterable[PlannedBatch]) -> Generator[MicroBatch, None, None]:
         fetch = self._fetch
-        for planned in plans:
+        for planned in self._of_whole_epochs(plans):
             data, weights = fetch(planned.epoch, _indices_to_read(planned))
             yield _micro_batch(planned, data, weights)
 
@@ -167,7 +174,8 @@ class Loader:
         pool.should_abort = self._should_abort
         whole = False
         try:
-            tasks = ((planned, planned.epoch, _indices_to_read(planned)) for planned in plans)
+            whole_plans = self._of_whole_epochs(plans)
+            tasks = ((planned, planned.epoch, _indices_to_read(planned)) for planned in whole_plans)
             for planned, (data, weights) in pool.run(tasks):
                 yield _micro_batch(planned, data, weights)
             whole = True
@@ -175,6 +183,27 @@ class Loader:
             # Left early (a stop, an error, Ctrl-C) the workers hold work that nobody will fetch.
             if not whole:
                 self.close()
+
+    def _of_whole_epochs(self, plans: Iterable[PlannedBatch]) -> Iterator[PlannedBatch]:
+        """The same plans; before each epoch the data must still have all its samples.
+
+        Raises:
+            DataError: it has become shorter since the start.
+        """
+        epoch = -1
+        for planned in plans:
+            if planned.epoch != epoch:
+                epoch = planned.epoch
+                now = len(self.source)
+                if now < self._num_samples:
+                    raise DataError(
+                        f"{self.source.name} had {self._num_samples} samples at the start and has "
+                        f"{now} now, in epoch {epoch}",
+                        where=self.source.name,
+                        rule=SAME_LENGTH,
+                        remedy="give each run a copy of the data that nobody changes",
+                    )
+            yield planned
 
     def _moved(
         self, batches: Generator[MicroBatch, None, None]

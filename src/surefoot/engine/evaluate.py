@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from surefoot.core.batches import batch_of_samples
 from surefoot.core.errors import DataError
 from surefoot.core.interruption import CutShort, ShouldAbort
 from surefoot.core.reports import EvalReport
@@ -97,7 +98,9 @@ def one_by_one(
     totals = MetricTotals()
     samples = 0
     for micro_batch in micro_batches:
-        with precision.autocast(), naming_batch(micro_batch):
+        # The filler of a rank that has run out of data holds one sample, and counts for nothing.
+        counted = batch_of_samples(micro_batch.samples or 1)
+        with precision.autocast(), naming_batch(micro_batch), counted:
             sums = task.metric_sums(model, micro_batch.data)
         totals.add(sums if micro_batch.samples else nothing_of(sums))
         samples += micro_batch.samples

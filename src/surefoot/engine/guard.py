@@ -105,9 +105,9 @@ class Guard:
     def _refuse_weightless_epoch(self, report: StepReport) -> None:
         # No update is made, so a horizon in steps would never be reached.
         if self._weightless_since is None:
-            self._weightless_since = report.epoch
+            self._weightless_since = report.epoch + report.ends_epoch
         # The first of these epochs may have begun with windows that had a weight.
-        if report.epoch >= self._weightless_since + 2:
+        if report.epoch + report.ends_epoch >= self._weightless_since + 2:
             raise DataError(
                 "no window of a whole epoch carries any weight",
                 where=f"window {report.window}, epoch {report.epoch}",

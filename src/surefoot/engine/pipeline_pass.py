@@ -14,6 +14,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from surefoot.core.batches import batch_of_samples
 from surefoot.data.batch import MicroBatch
 from surefoot.engine.passes import TOTAL, Seeds, WindowLosses
 from surefoot.engine.relay import Reached, Relay, StageModel, refuse_unreached
@@ -103,7 +104,8 @@ class PipelineSums:
 
         def measure(stage: Stage, micro_batch: MicroBatch) -> Tensor:
             try:
-                with self.precision.autocast():
+                counted = batch_of_samples(micro_batch.samples or 1)
+                with self.precision.autocast(), counted:
                     sums = self.task.metric_sums(self._models[stage.index], micro_batch.data)
             except Reached as reached:
                 return reached.hidden

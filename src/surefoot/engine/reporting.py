@@ -130,7 +130,7 @@ class ReportLog(UpdatesInFlight):
         report = StepReport(
             step=self.progress.step,
             window=self.progress.window,
-            epoch=self.progress.epoch,
+            epoch=window.epoch,
             samples=self.progress.samples,
             tokens=self.progress.tokens,
             loss=scalars[TOTAL],
@@ -148,6 +148,7 @@ class ReportLog(UpdatesInFlight):
             data_seconds=window.data_seconds,
             memory_bytes=self._memory_bytes(),
             time=time.time(),
+            ends_epoch=window.cursor_after.epoch > window.epoch,
         )
         self._last_time = ended
         self.latest = report

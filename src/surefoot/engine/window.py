@@ -27,6 +27,8 @@ class Window(NamedTuple):
     cursor_after: Any
     """Where the data stands once this window is consumed."""
     data_seconds: float = 0.0
+    epoch: int = 0
+    """Of the last micro-batch; that of `cursor_after` is the next one's where this one ends it."""
 
 
 def sum_weights(micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
@@ -43,7 +45,13 @@ def gather_window(micro_batches: Sequence[MicroBatch], data_seconds: float = 0.0
     if len(micro_batches) == 1:
         (only,) = micro_batches
         return Window(
-            (only,), only.weights, only.samples, only.ids, only.cursor_after, data_seconds
+            (only,),
+            only.weights,
+            only.samples,
+            only.ids,
+            only.cursor_after,
+            data_seconds,
+            only.epoch,
         )
     return Window(
         micro_batches=tuple(micro_batches),
@@ -52,6 +60,7 @@ def gather_window(micro_batches: Sequence[MicroBatch], data_seconds: float = 0.0
         sample_ids=tuple(i for micro_batch in micro_batches for i in micro_batch.ids),
         cursor_after=micro_batches[-1].cursor_after,
         data_seconds=data_seconds,
+        epoch=micro_batches[-1].epoch,
     )
 
 

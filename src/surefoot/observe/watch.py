@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from math import inf
 from pathlib import Path
 from types import TracebackType
 from typing import TextIO, TypeVar
@@ -36,14 +37,23 @@ class HangWatch:
         path: file for the stacks; there only once there is something in it.
         deadline_seconds: longest silence.
         tell: is told of a silence, from a thread of its own, once each.
+        reading: names the samples that this process reads at this moment; empty for none.
+        read_deadline_seconds: longest time for one of them.
     """
 
     def __init__(
-        self, path: Path, deadline_seconds: float, tell: Callable[[str], None] = lambda text: None
+        self,
+        path: Path,
+        deadline_seconds: float,
+        tell: Callable[[str], None] = lambda text: None,
+        reading: Callable[[], str] = lambda: "",
+        read_deadline_seconds: float = inf,
     ) -> None:
         self.path = path
         self._deadline = deadline_seconds
         self._tell = tell
+        self._reading = reading
+        self._read_deadline = read_deadline_seconds
         self._beats = 0
         self._doing = "starting"
         self._done = threading.Event()
@@ -105,19 +115,29 @@ class HangWatch:
 
     def _look(self) -> None:
         seen, heard, told = -1, time.monotonic(), False
-        pause = self._deadline / LOOKS_PER_DEADLINE
+        read, began = "", heard
+        pause = min(self._deadline, self._read_deadline) / LOOKS_PER_DEADLINE
         while not self._done.wait(pause):
-            now = time.monotonic()
+            now, reading = time.monotonic(), self._reading()
+            if self._beats != seen or reading != read:
+                began, read = now, reading
             if self._beats != seen:
                 seen, heard, told = self._beats, now, False
                 self._wind_up()
+            elif read and now - began > self._read_deadline and not told:
+                told = True
+                self.dump()
+                self._tell(f"reading {read} has not ended for {now - began:.0f} s; {self._where()}")
             elif now - heard > self._deadline and not told:
                 told = True
-                where = f"{self.path.parent.name}/{self.path.name}"
                 self._tell(
                     f"nothing has happened for {now - heard:.0f} s, last: {self._doing}; "
-                    f"the stacks of process {os.getpid()} stand in {where}"
+                    f"{self._where()}"
                 )
+
+    def _where(self) -> str:
+        place = f"{self.path.parent.name}/{self.path.name}"
+        return f"the stacks of process {os.getpid()} stand in {place}"
 
 
 FLIGHT_RECORDER = {

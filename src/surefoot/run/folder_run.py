@@ -19,11 +19,9 @@ from surefoot.assembly.run_parts import Assembly
 from surefoot.core.budget import Budget
 from surefoot.core.disk import free_bytes
 from surefoot.core.errors import RankError, SurefootError
-from surefoot.core.interruption import CutShort, ShouldAbort
+from surefoot.core.interruption import CutShort, ShouldAbort, no_exit
 from surefoot.core.peaks import dense_peak
 from surefoot.core.reports import Event, Observer
-from surefoot.data.fetch import collated
-from surefoot.data.sources.stream import StreamSource
 from surefoot.engine.cadence import AtEnd
 from surefoot.engine.evaluate import left_when
 from surefoot.engine.first_bad import described
@@ -31,7 +29,6 @@ from surefoot.engine.interrupt import StopOnSignal
 from surefoot.engine.loop import Loop, LoopParts, Outcome
 from surefoot.engine.spike_guard import RollBack
 from surefoot.engine.window import Window, leaving_out
-from surefoot.numerics.determinism import preserved_rng
 from surefoot.observe.bad_batches import keep_batch
 from surefoot.observe.events import EventKind, EventLog, failure_event
 from surefoot.observe.latest import LatestMetrics
@@ -41,10 +38,10 @@ from surefoot.observe.probes import ResourceProbe, UtilizationProbe
 from surefoot.observe.run_folder import RunFolder
 from surefoot.observe.time_ledger import TIME_LEDGER_NAME, LedgerReading, Phase, add_stretch
 from surefoot.observe.watch import HangWatch, stacks_path
-from surefoot.optim.registry import optimizer_notes
 from surefoot.parallel.lookout import LookoutHooks
 from surefoot.run.budget_watch import Spending, budget_of
 from surefoot.run.cadences import make_cadence, make_horizon
+from surefoot.run.first_notes import notes_of
 from surefoot.run.memory_shortage import record_shortage
 from surefoot.run.rank_agreement import SharedFolder, SilentLog, make_health
 from surefoot.run.resume_point import StartingPoint, Wanted, find_starting_point, put_aside
@@ -54,8 +51,6 @@ from surefoot.state.manifest import Manifest
 from surefoot.state.retention import DECIDING_KEY, EPHEMERAL_KEY, delete
 from surefoot.state.saver import SaveKind, make_saver
 from surefoot.state.shards import pieces_of
-from surefoot.tasks.calling import plan_call
-from surefoot.tasks.task import FunctionTask
 
 CURSOR_KEY = "cursor"
 """In `about`: where the data stands."""
@@ -114,6 +109,8 @@ class FolderRun:
             stacks_path(folder.artifacts_path, assembly.trainable.state.rank),
             float(assembly.settings.guard.deadline.value),
             self._note,
+            self._reading,
+            float(assembly.settings.loader.deadline.value),
         )
         self.spending = Spending(
             budget_of(assembly.settings.contract) if assembly.place.speaks else Budget(),
@@ -131,10 +128,16 @@ class FolderRun:
 
     def begin(self) -> None:
         """Says that the run starts from nothing."""
+        notes = list(notes_of(self.assembly))
         told = {"seed": self.assembly.settings.seed, "attempt": self.folder.lease.attempt}
         self.tell(EventKind.START, "started", {**told, **self.spending.told()})
-        for note in notes_of(self.assembly):
+        for note in notes:
             self._note(note)
+
+    def _reading(self) -> str:
+        """Which samples are read in this process now, for training or for an evaluation."""
+        loaders = (self.assembly.loader, *self.assembly.eval_loaders.values())
+        return next((loader.reading for loader in loaders if loader.reading), "")
 
     def _resource_probe(self) -> ResourceProbe:
         trainable, place = self.assembly.trainable, self.assembly.place
@@ -221,7 +224,7 @@ class FolderRun:
         self._leave_when(self._checking(stop.cut_wait), self._checking(stop.cut_evaluation))
         self._began = self._clock()
         try:
-            with watched:
+            with watched, no_exit():
                 outcome = self._loop(stop).run()
         except BaseException as error:
             self._record_failure(error)
@@ -473,18 +476,6 @@ class FolderRun:
             metrics=dict(self.latest.values),
             model=self.assembly.material.model,
         )
-
-
-def notes_of(assembly: Assembly) -> Iterator[str]:
-    """What is unusual about the optimizer, and what the data holds that nobody asks for."""
-    yield from optimizer_notes(assembly.settings.optimizer, assembly.trainable.ledger)
-    material = assembly.material
-    if isinstance(material.train, StreamSource) or isinstance(material.task, FunctionTask):
-        return
-    with preserved_rng(assembly.trainable.device):
-        batch = collated(material.train, [material.train[0]], [0])
-    if unused := plan_call(material.model, batch).unused:
-        yield f"the data holds {', '.join(unused)}, which the model's forward does not take"
 
 
 def make_clock(assembly: Assembly) -> Callable[[], float]:

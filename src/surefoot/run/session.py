@@ -230,6 +230,7 @@ def exactness(assembly: Assembly) -> dict[str, object]:
         "depends_on_the_split": [
             *modules,
             *(f"loss: term {term}, {why}" for term, why in terms.items()),
+            *([f"loss: {assembly.coupling}"] if assembly.coupling else ()),
         ],
         "data_order": (
             "the stream's own state"

@@ -23,12 +23,9 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
+from surefoot.core.batches import TARGET_MASK, TARGET_NAMES
 from surefoot.core.errors import DataError, ModelError
 
-TARGET_NAMES = ("labels", "label", "targets", "target", "y")
-"""Names of the target in a batch with named entries; the first that is present counts."""
-TARGET_MASK = "target_mask"
-"""Name of the mask, of the target's shape or [B], that is false where a target does not count."""
 TASK_NAMES = frozenset((*TARGET_NAMES, TARGET_MASK))
 """Entries that belong to the task. No model is passed them, so none computes its own loss."""
 

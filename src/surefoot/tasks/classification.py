@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.core.errors import DataError, ModelError
-from surefoot.tasks.calling import call_model, logits_of, target_of
+from surefoot.tasks.calling import call_model, logits_of, target_mask_of, target_of
 from surefoot.tasks.constants import ConstantTensor, widest
 from surefoot.tasks.losses import IGNORE_INDEX, cross_entropy_sum
 from surefoot.tasks.metrics import correct_sum
 from surefoot.tasks.task import Direction, MetricSums
-from surefoot.tasks.value_checks import check_indices
+from surefoot.tasks.value_checks import check_indices, fitted_mask
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +22,8 @@ class ClassificationTask:
     """Cross-entropy over classes.
 
     Targets are class indices: [B] beside scores [B, C]; [B, S] beside [B, S, C] (classes of
-    tokens); [B, H, W] beside [B, C, H, W] (classes of pixels). -100 leaves an item out.
+    tokens); [B, H, W] beside [B, C, H, W] (classes of pixels). -100 leaves an item out, and so does
+    a false entry of `target_mask` (the target's shape, or [B]) in a batch with names.
 
     Args:
         num_classes: C; labels lie in [0, C).
@@ -69,7 +70,7 @@ class ClassificationTask:
         Raises:
             DataError: labels are not class indices in [0, num_classes).
         """
-        labels = target_of(batch)
+        labels = counted_labels(batch)
         check_indices("labels", labels, self.num_classes, ignorable=True)
         return float(self._weight(labels.long()))
 
@@ -116,7 +117,7 @@ class ClassificationTask:
 
     def _scores_and_labels(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         """Scores [N, C] and labels [N]."""
-        labels = target_of(batch)
+        labels = counted_labels(batch)
         scores = logits_of(call_model(model, batch))
         if scores.dim() == 4 and labels.dim() == 3:
             scores = scores.movedim(1, -1)
@@ -134,3 +135,14 @@ class ClassificationTask:
             f"{[*labels.shape, self.num_classes]}",
             remedy="correct num_classes, the model's last layer or the shape of the labels",
         )
+
+
+def counted_labels(batch: Any) -> Tensor:
+    """The labels, and -100 where the batch's `target_mask` leaves one out.
+
+    Raises:
+        DataError: there are none, or the mask does not fit them.
+    """
+    labels = target_of(batch)
+    mask = fitted_mask(labels, target_mask_of(batch))
+    return labels if mask is None else labels.long().masked_fill(~mask, IGNORE_INDEX)

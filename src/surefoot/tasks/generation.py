@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.core.errors import DataError, ModelError
-from surefoot.tasks.calling import find_target, named_entries
+from surefoot.tasks.calling import find_target, named_entries, target_mask_of
 from surefoot.tasks.constants import ConstantTensor
 from surefoot.tasks.losses import IGNORE_INDEX, sequence_cross_entropy_sum, shift_labels
 from surefoot.tasks.scoring import Places, Scoring, WholeScores
 from surefoot.tasks.task import Direction, MetricSums
-from surefoot.tasks.value_checks import check_indices
+from surefoot.tasks.value_checks import check_indices, fitted_mask
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,10 +28,11 @@ class GenerationTask:
     """Cross-entropy of the next token, counted in tokens.
 
     A batch holds `input_ids` [B, S] and may hold `labels` [B, S], **aligned** with the tokens (the
-    label at t is the token at t, or -100 where it does not count), `document_ids`, `position_ids`
-    and `attention_mask`. A tensor, or a tuple (input_ids,) or (input_ids, labels), will do as well.
-    Without labels every token counts except those that `attention_mask` leaves out and, with
-    `document_ids`, the first of each document, which nothing in its document predicts.
+    label at t is the token at t, or -100 where it does not count), `target_mask` (false where a
+    token is no target), `document_ids`, `position_ids` and `attention_mask`. A tensor, or a tuple
+    (input_ids,) or (input_ids, labels), will do as well. Without labels every token counts
+    except those that `attention_mask` leaves out and, with `document_ids`, the first of each
+    document, which nothing in its document predicts.
 
     Args:
         vocabulary_size: V; ids lie in [0, V).
@@ -156,7 +157,7 @@ def tokens_and_labels(batch: Any) -> tuple[Tensor, Tensor]:
         )
     labels = find_target(batch)
     if labels is None:
-        return input_ids, _labels_from(input_ids, named or {})
+        labels = _labels_from(input_ids, named or {})
     if not isinstance(labels, Tensor) or labels.shape != input_ids.shape:
         shape = list(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
         raise DataError(
@@ -164,7 +165,8 @@ def tokens_and_labels(batch: Any) -> tuple[Tensor, Tensor]:
             rule=f"labels are aligned with input_ids: {list(input_ids.shape)}",
             remedy="give one label for each token (-100 where it does not count), not shifted",
         )
-    return input_ids, labels
+    mask = fitted_mask(labels, target_mask_of(batch))
+    return input_ids, labels if mask is None else labels.masked_fill(~mask, IGNORE_INDEX)
 
 
 def _labels_from(input_ids: Tensor, named: dict[str, Any]) -> Tensor:

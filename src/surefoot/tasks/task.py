@@ -6,13 +6,14 @@ whole window over all ranks, which is what makes unequal micro-batches exact.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from surefoot.core.batches import fetched_samples
 from surefoot.core.errors import DataError, ModelError
 
 Weight = float | dict[str, float]
@@ -70,39 +71,80 @@ def split_dependence(task: Any) -> Mapping[str, str]:
 
 
 def count_samples(batch: Any) -> float:
-    """Samples in a batch: the first dim of the first tensor (or the length of the first list).
+    """Samples in a batch: as many as were fetched for it; else what its shapes say.
+
+    The shapes are those of its tensors (lists count by their length): where nobody has counted, all
+    first dimensions must be the same number. Where samples were counted and every first dimension
+    is another number, the batch may be one of batches: that is refused, too.
 
     Raises:
-        DataError: the batch holds nothing that can be counted.
+        DataError: the batch holds nothing that can be counted, or its shapes leave it open.
     """
-    count = _leading_size(batch)
-    if count is None:
-        raise DataError(
-            f"cannot count the samples of a {type(batch).__name__}",
-            rule="a batch holds at least one tensor with a leading batch dim",
-            remedy="give the task a weight_fn of your own",
-        )
-    return float(count)
+    shapes = list(_shapes(batch))
+    sizes = sorted(leading_sizes(batch))
+    fetched = fetched_samples()
+    if fetched is not None:
+        if len(sizes) == 1 and sizes[0] != fetched and not _stand_second(shapes, fetched):
+            raise _uncounted(
+                f"{fetched} sample(s) were fetched, and every tensor of the batch begins with "
+                f"{sizes[0]}"
+            )
+        return float(fetched)
+    if not sizes:
+        raise _uncounted(f"cannot count the samples of a {type(batch).__name__}")
+    if len(sizes) > 1:
+        raise _uncounted(f"the tensors of the batch begin with {', '.join(map(str, sizes))}")
+    return float(sizes[0])
 
 
-def _leading_size(value: Any) -> int | None:
+def leading_size(batch: Any) -> int:
+    """First dimension of the first tensor of a batch, or the length of its first list; 0 if none.
+
+    For statistics; what a loss is divided by is counted (see `count_samples`).
+    """
+    return next((shape[0] for shape in _shapes(batch)), 0)
+
+
+def leading_sizes(batch: Any) -> set[int]:
+    """First dimensions of all tensors (and lists) of a batch that have one."""
+    return {int(shape[0]) for shape in _shapes(batch)}
+
+
+def _uncounted(what: str) -> DataError:
+    return DataError(
+        what,
+        where="the batch",
+        rule="a loss without a weight_fn of its own is summed over samples, and divided by their "
+        "number",
+        remedy="say what the loss is summed over: FunctionTask(loss, weight_fn), with "
+        "weight_fn(batch) -> number of items",
+    )
+
+
+def _stand_second(shapes: Sequence[Sequence[int]], count: int) -> bool:
+    """Whether samples lie along the second dimension, as where time comes first."""
+    return count > 1 and any(len(shape) > 1 and shape[1] == count for shape in shapes)
+
+
+def _shapes(value: Any) -> Iterator[Sequence[int]]:
+    """The shapes of what a batch holds, in order; scalars have none."""
     if isinstance(value, Tensor):
-        return int(value.shape[0]) if value.dim() else None
+        if value.dim():
+            yield value.shape
+        return
     if isinstance(value, Mapping):
         parts = list(value.values())
     elif is_dataclass(value) and not isinstance(value, type):
         parts = [getattr(value, entry.name) for entry in fields(value)]
     elif isinstance(value, (tuple, list)):
         if value and isinstance(value[0], (str, bytes, int, float)):
-            return len(value)
+            yield (len(value),)
+            return
         parts = list(value)
     else:
-        return None
+        return
     for part in parts:
-        size = _leading_size(part)
-        if size is not None:
-            return size
-    return None
+        yield from _shapes(part)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +155,8 @@ class FunctionTask:
         loss_fn: `(model, batch) -> sum`: the loss **summed** (not averaged) over the items that
             `weight_fn` counts; or a dict of such sums, one a term.
         weight_fn: `(batch) -> float`, or a dict with the same term names; sees the CPU batch.
+            Without one the weight is the number of samples that were fetched, whatever the layout
+            of the batch; a loss that is summed over something else (tokens, nodes) must say so.
         metrics: name to `(model, batch) -> (numerator, denominator)`, used in evaluation only.
         unit: what the weight counts: `tokens`, `samples` or `elements`.
         deciding_metric: metric that tells the best checkpoint, and `min` or `max`.

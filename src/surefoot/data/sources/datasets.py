@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from surefoot.core.errors import DataError, MissingDataError, RequestError, SurefootError
+from surefoot.core.interruption import RAISED_BY_USER_CODE
 from surefoot.data.augment import preserved_cpu_rng, seed_for_sample
 from surefoot.data.collate import collate_samples
 from surefoot.data.fingerprint import hash_value, sampled_indices
@@ -96,7 +97,7 @@ class DatasetSource:
                     hash_value(self.dataset[index], digest)
                 except SurefootError:
                     raise
-                except Exception as error:
+                except RAISED_BY_USER_CODE as error:
                     raise DataError(
                         f"reading sample {index} of {self.name} failed: "
                         f"{type(error).__name__}: {error}",

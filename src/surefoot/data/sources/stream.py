@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from surefoot.core.errors import DataError, RequestError, SurefootError
+from surefoot.core.interruption import RAISED_BY_USER_CODE
 from surefoot.data.augment import preserved_cpu_rng, seed_for_sample
 from surefoot.data.batch import MicroBatch
 from surefoot.data.collate import collate_samples
@@ -258,7 +259,7 @@ class _Reader:
             return call(*args)
         except SurefootError:
             raise
-        except Exception as error:
+        except RAISED_BY_USER_CODE as error:
             raise DataError(
                 f"the stream {self._source.name} failed: {type(error).__name__}: {error}",
                 where=f"{self._source.name}, epoch {epoch}, sample {position}",

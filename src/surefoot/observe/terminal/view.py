@@ -211,7 +211,7 @@ class Tracker:
             "steps": report.step,
             "tokens": report.tokens,
             "samples": report.samples,
-            "epochs": report.epoch,
+            "epochs": report.epoch + report.ends_epoch,
         }[self.facts.unit]
 
     def _remaining_seconds(self, done: float, now: float) -> float | None:

@@ -1,0 +1,45 @@
+"""What is unusual about a run, said once when it starts. Changes nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from surefoot.assembly.run_parts import Assembly
+from surefoot.data.fetch import collated
+from surefoot.data.second_look import second_look
+from surefoot.data.sources.stream import StreamSource
+from surefoot.numerics.determinism import preserved_rng
+from surefoot.optim.registry import optimizer_notes
+from surefoot.tasks.calling import plan_call
+from surefoot.tasks.task import FunctionTask
+
+
+def notes_of(assembly: Assembly) -> Iterator[str]:
+    """What is unusual about the optimizer, the loss and the data."""
+    yield from optimizer_notes(assembly.settings.optimizer, assembly.trainable.ledger)
+    material = assembly.material
+    if assembly.coupling:
+        yield assembly.coupling + split_of(assembly)
+    for source in (material.train, *material.validation.values()):
+        if not isinstance(source, StreamSource):
+            with preserved_rng(assembly.trainable.device):
+                yield from second_look(source)
+    if isinstance(material.train, StreamSource) or isinstance(material.task, FunctionTask):
+        return
+    with preserved_rng(assembly.trainable.device):
+        batch = collated(material.train, [material.train[0]], [0])
+    if unused := plan_call(material.model, batch).unused:
+        yield f"the data holds {', '.join(unused)}, which the model's forward does not take"
+
+
+def split_of(assembly: Assembly) -> str:
+    """Into how many parts a window is split, and what to do where that must not be."""
+    parts = assembly.settings.train.accumulation
+    ranks = assembly.place.num_data_ranks
+    if parts * ranks == 1:
+        return ""
+    return (
+        f". THIS RUN SPLITS each window into {parts * ranks} (train.accumulation={parts}, {ranks} "
+        f"data-parallel rank{'s' if ranks > 1 else ''}): use one micro-batch on one rank where the "
+        'whole batch is meant, or declare it: FunctionTask(..., depends_on_split={"loss": "why"})'
+    )
