@@ -62,7 +62,9 @@ def test_a_healthy_run_gets_no_finding(kind: str, problem: str, tmp_path: Path) 
     assert found.is_healthy
     assert found.findings == found.consequences == ()
     # What it cannot tell is said, and so is what it would need.
-    assert {"device_utilization", "grad_norm/NAME"} <= {untold.signal for untold in found.untold}
+    missing = {entry.missing for entry in found.undetermined}
+    assert {"device_utilization", "grad_norm/NAME"} <= missing
+    assert not found.left_out
 
 
 def test_a_healthy_language_model_gets_no_finding(tmp_path: Path) -> None:
@@ -74,9 +76,9 @@ def test_with_the_loss_alone_it_says_what_it_cannot_tell(tmp_path: Path) -> None
     log.write_text("loss\n" + "".join(f"{2 / (1 + n / 20):.4f}\n" for n in range(100)))
     found = diagnosed(log)
     assert found.is_healthy
-    untold = {u.signal: u.slugs for u in found.untold}
-    assert "overfitting" in untold["validation loss"]
-    assert "vanishing-gradients" in untold["grad_norm"]
+    missing = {u.missing: u.slugs for u in found.undetermined}
+    assert "overfitting" in missing["validation loss"]
+    assert "vanishing-gradients" in missing["grad_norm"]
 
 
 def test_scale_of_the_loss_does_not_matter(tmp_path: Path) -> None:
@@ -121,6 +123,7 @@ def _read_a_made_up_log(random: np.random.Generator) -> None:
         builder.events.append(Event("resume", 5, "resumed"))
     with np.errstate(all="raise", under="ignore"):
         diagnosis = examine(builder.build())
+    assert not diagnosis.left_out
     for finding in (*diagnosis.findings, *diagnosis.consequences):
         assert "nan" not in finding.message.lower().replace("is nan", "").replace("into nan", "")
         json.dumps(finding.as_json())

@@ -56,8 +56,9 @@ def _facts(diagnosis: Diagnosis) -> dict[str, object]:
         "findings": [finding.as_json() for finding in diagnosis.findings],
         "consequences": [finding.as_json() for finding in diagnosis.consequences],
         "recorded": diagnosis.recorded,
-        "not_recorded": {untold.signal: untold.slugs for untold in diagnosis.untold},
+        "not_recorded": {entry.missing: entry.slugs for entry in diagnosis.undetermined},
         "ignored_columns": diagnosis.ignored,
+        "left_out": diagnosis.left_out,
     }
 
 
@@ -75,14 +76,16 @@ def _show(session: Session, diagnosis: Diagnosis) -> None:
     for finding in diagnosis.consequences:
         session.say(f"\nalso seen, and explained by the above: {finding.slug} ({finding.code})")
         session.say(f"  {finding.message}", style="dim")
-    if diagnosis.untold:
+    if diagnosis.undetermined:
         session.say("\nnot recorded, so it cannot be told:", style="bold")
-        width = max(len(untold.signal) for untold in diagnosis.untold)
-        for untold in diagnosis.untold:
-            named = ", ".join(untold.slugs[:MOST_NAMED])
-            more = len(untold.slugs) - MOST_NAMED
+        width = max(len(entry.missing) for entry in diagnosis.undetermined)
+        for entry in diagnosis.undetermined:
+            named = ", ".join(entry.slugs[:MOST_NAMED])
+            more = len(entry.slugs) - MOST_NAMED
             rest = f" and {more} more" if more > 0 else ""
-            session.say(f"  {untold.signal.ljust(width)}   {named}{rest}", style="dim")
+            session.say(f"  {entry.missing.ljust(width)}   {named}{rest}", style="dim")
+    for left_out in diagnosis.left_out:
+        session.say(f"\nleft out: {left_out.name} of {left_out.origin} ({left_out.reason})")
     if diagnosis.findings:
         code = diagnosis.findings[0].code
         session.next((f"surefoot show rules {code}", "what is looked at, and why it is bad"))

@@ -6,19 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from surefoot.core.finding import Finding
-from surefoot.diagnosis.causes import all_causes
-from surefoot.diagnosis.causes.base import Cause, Verdict
+from surefoot.diagnosis import thresholds as limits
+from surefoot.diagnosis.causes import LeftOut, all_causes, causes_left_out
+from surefoot.diagnosis.causes.base import Cause, Observation
+from surefoot.diagnosis.log_features.log import LogFeatures
 from surefoot.diagnosis.recording import Recording
-from surefoot.diagnosis.signals import SHORTEST, Signals
-
-VALIDATION = "validation loss"
 
 
 @dataclass(frozen=True, slots=True)
-class Untold:
-    """Causes that could not be told, and the signal that is missing."""
+class Undetermined:
+    """Causes that could not be judged, and the quantity that was not recorded."""
 
-    signal: str
+    missing: str
     slugs: tuple[str, ...]
 
 
@@ -29,7 +28,8 @@ class Diagnosis:
     Attributes:
         findings: the most likely cause first.
         consequences: findings that one of those explains.
-        untold: by missing signal, what cannot be said without it.
+        undetermined: by missing quantity, what cannot be judged without it.
+        left_out: causes that raised an error, or could not be imported.
     """
 
     source: str
@@ -40,7 +40,8 @@ class Diagnosis:
     ignored: tuple[str, ...]
     findings: tuple[Finding, ...]
     consequences: tuple[Finding, ...]
-    untold: tuple[Untold, ...]
+    undetermined: tuple[Undetermined, ...]
+    left_out: tuple[LeftOut, ...] = ()
 
     @property
     def is_healthy(self) -> bool:
@@ -49,74 +50,58 @@ class Diagnosis:
 
     @property
     def is_too_short(self) -> bool:
-        return self.num_rows < SHORTEST
+        return self.num_rows < limits.MIN_ROWS
 
 
-OR = " or "
-"""Between quantities of `CauseInfo.needs` of which one will do."""
+def examine(recording: Recording, causes: Sequence[Cause] | None = None) -> Diagnosis:
+    """What the causes have to say of a recorded run.
 
-
-def examine(recording: Recording) -> Diagnosis:
-    """Every cause's opinion on what a run recorded."""
-    signals = Signals(recording)
-    untold: dict[str, list[str]] = {}
-    found: list[tuple[type[Cause], Verdict]] = []
-    for cause in all_causes():
-        missing = [name for name in cause.info.needs if not _has(recording, name)]
+    Args:
+        causes: which to ask; by default all of this package and of installed ones. Further ones are
+            asked with `[*all_causes(), mine]`.
+    """
+    log = LogFeatures(recording)
+    undetermined: dict[str, list[str]] = {}
+    left_out = list(causes_left_out() if causes is None else ())
+    found: list[tuple[Cause, Observation]] = []
+    for cause in all_causes() if causes is None else causes:
+        missing = [need.name for need in cause.needs if not need.is_met(recording)]
         for name in missing:
-            untold.setdefault(name, []).append(cause.info.slug)
-        if not missing and (verdict := cause().look(signals)) is not None:
-            found.append((cause, verdict))
-    found.sort(key=lambda pair: -pair[1].weight)
+            undetermined.setdefault(name, []).append(cause.info.slug)
+        try:
+            seen = None if missing else cause.observe(log)
+        except Exception as error:  # One that fails does not silence the others.
+            reason = f"{type(error).__name__}: {error}"
+            left_out.append(LeftOut(cause.info.slug, cause.origin, reason))
+        else:
+            if seen is not None:
+                found.append((cause, seen))
+    found.sort(key=lambda pair: -pair[1].score)
     explained = _explained(found)
-    recorded = [*recording.columns, *recording.evaluations]
+    findings = [(cause.info.slug, cause.finding(seen, recording.source)) for cause, seen in found]
     return Diagnosis(
         source=recording.source,
         kind=recording.kind,
         num_rows=recording.num_rows,
         last_step=recording.last_step,
-        recorded=tuple(recorded),
+        recorded=(*recording.columns, *recording.evaluations),
         ignored=tuple(recording.ignored),
-        findings=_findings(found, explained, recording, inside=False),
-        consequences=_findings(found, explained, recording, inside=True),
-        untold=tuple(Untold(name, tuple(slugs)) for name, slugs in sorted(untold.items())),
+        findings=tuple(finding for slug, finding in findings if slug not in explained),
+        consequences=tuple(finding for slug, finding in findings if slug in explained),
+        undetermined=tuple(
+            Undetermined(name, tuple(slugs)) for name, slugs in sorted(undetermined.items())
+        ),
+        left_out=tuple(left_out),
     )
 
 
-def _explained(found: Sequence[tuple[type[Cause], Verdict]]) -> set[str]:
+def _explained(found: Sequence[tuple[Cause, Observation]]) -> set[str]:
     """Slugs of what another finding explains; of two that explain each other, the less likely."""
     explained: set[str] = set()
-    for cause, verdict in found:
-        for other, its_verdict in found:
+    for cause, seen in found:
+        for other, its_own in found:
             names = other.info.slug in cause.info.explains
             mutual = cause.info.slug in other.info.explains
-            if names and not (mutual and its_verdict.weight >= verdict.weight):
+            if names and not (mutual and its_own.score >= seen.score):
                 explained.add(other.info.slug)
     return explained
-
-
-def _findings(
-    found: Sequence[tuple[type[Cause], Verdict]],
-    explained: set[str],
-    recording: Recording,
-    *,
-    inside: bool,
-) -> tuple[Finding, ...]:
-    return tuple(
-        cause.finding(verdict, recording.source)
-        for cause, verdict in found
-        if (cause.info.slug in explained) is inside
-    )
-
-
-def _has(recording: Recording, name: str) -> bool:
-    """Whether a signal of `CauseInfo.needs` was recorded."""
-    if OR in name:
-        return any(_has(recording, one) for one in name.split(OR))
-    if name == VALIDATION:
-        return len(recording.validation[1]) > 0
-    if name == "events":
-        return len(recording.events) > 0
-    if name.endswith("/NAME"):
-        return len(recording.family(name.removesuffix("/NAME"))) > 1
-    return recording.has(name)

@@ -41,13 +41,12 @@ class Series:
         """The values that are finite."""
         return self.where(np.isfinite(self.values))
 
+    @property
+    def non_finite_rows(self) -> set[int]:
+        return set(self.rows[~np.isfinite(self.values)].tolist())
+
     def where(self, mask: NDArray[np.bool_]) -> Series:
         return Series(self.rows[mask], self.steps[mask], self.values[mask])
-
-    def first_non_finite(self) -> int | None:
-        """Position of the first value that is NaN or infinite."""
-        bad = np.flatnonzero(~np.isfinite(self.values))
-        return int(bad[0]) if len(bad) else None
 
     def step(self, position: int) -> int:
         return int(self.steps[position])
@@ -95,6 +94,27 @@ class Recording:
             common = np.intersect1d(common, self[name].rows, assume_unique=True)
         picked = [self[name].where(np.isin(self[name].rows, common)) for name in names]
         return (picked[0].steps, *(series.values for series in picked))
+
+    def value_in_row(self, name: str, row: int) -> float | None:
+        """The value of a series in one row of the log."""
+        series = self[name]
+        position = int(np.searchsorted(series.rows, row))
+        if position < len(series) and int(series.rows[position]) == row:
+            return float(series.values[position])
+        return None
+
+    def step_of_row(self, row: int) -> int:
+        """Updates completed, as the row says."""
+        for series in self.columns.values():
+            position = int(np.searchsorted(series.rows, row))
+            if position < len(series) and int(series.rows[position]) == row:
+                return series.step(position)
+        return 0
+
+    def before_row(self, name: str, row: int) -> Floats:
+        """Finite values of a series before a row."""
+        series = self[name].finite
+        return series.values[series.rows < row]
 
     def family(self, prefix: str) -> dict[str, Series]:
         """Series called `PREFIX/NAME`, by NAME."""
