@@ -108,7 +108,7 @@ def test_numbers_that_are_not_finite_stay(tmp_path: Path) -> None:
     assert recording["loss"].values[0] == 1.0
     assert math.isnan(recording["loss"].values[1])
     assert recording["loss"].values[2] == -math.inf
-    assert recording["loss"].first_non_finite() == 1
+    assert recording["loss"].non_finite_rows == {1, 2}
     assert recording["grad_norm"].rows.tolist() == [1, 2]
     steps, loss, norm = recording.aligned("loss", "grad_norm")
     assert steps.tolist() == [2, 3]

@@ -1,13 +1,16 @@
 """Reads a cause's words from its page, a small Markdown file.
 
-It begins with `key: value` lines between two `---`; then come the title, the sections `Looked at`,
-`Why it is bad` and `Fix`, and under `Signs` one heading `### NAME, SCORE` (or `NAME, SCORE,
-CERTAINTY`) with its message for each.
+It begins with `code`, `slug`, `family`, `severity`, `certainty`, `title`, and if need be `explains`
+and `evidence` (lists), between two lines `---`. Its sections are "What is observed", "Why it is
+bad", "Fix", "Source", and "Signs": there, a heading `### NAME, SCORE` (or `NAME, SCORE, CERTAINTY`)
+with the message of each.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+
+import yaml
 
 from surefoot.core.errors import DataError
 from surefoot.core.finding import Certainty, Severity
@@ -25,40 +28,39 @@ def read_page(path: Path) -> CauseInfo:
     """The words of a cause.
 
     Raises:
-        DataError: a key, the title or a section is missing, or a value is none.
+        DataError: a key or a section is missing, or has no such value.
     """
     try:
         return _parsed(path.read_text(encoding="utf-8"))
-    except (KeyError, IndexError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, yaml.YAMLError) as error:
         raise DataError(
             f"the page of a cause is not complete: {type(error).__name__} {error}",
             where=str(path),
-            rule="it has keys between two lines ---, a title, and the sections Looked at,"
-            " Why it is bad, Fix and Signs",
+            rule="it has code, slug, family, severity, certainty and title between two lines ---,"
+            " and the sections What is observed, Why it is bad, Fix, Source and Signs",
             remedy="the pages in surefoot/diagnosis/causes/pages are examples",
         ) from error
 
 
 def _parsed(text: str) -> CauseInfo:
     _, head, body = text.split("---\n", 2)
-    keys = dict(line.split(": ", 1) for line in head.splitlines())
-    title, *parts = body.split("\n## ")
-    sections = dict(part.split("\n", 1) for part in parts)
+    facts = yaml.safe_load(head)
+    sections = dict(part.split("\n", 1) for part in body.split("\n## ")[1:])
     signs = [part.split("\n", 1) for part in sections["Signs"].split("### ")[1:]]
     return CauseInfo(
-        code=keys["code"],
-        slug=keys["slug"],
-        family=keys["family"],
-        severity=Severity(keys["severity"]),
-        certainty=Certainty(keys["certainty"]),
-        title=_line(title.split("# ", 1)[1]),
-        observes=_line(sections["Looked at"]),
+        code=facts["code"],
+        slug=facts["slug"],
+        family=facts["family"],
+        severity=Severity(facts["severity"]),
+        certainty=Certainty(facts["certainty"]),
+        title=facts["title"],
+        observes=_line(sections["What is observed"]),
         why=_line(sections["Why it is bad"]),
         fix=_line(sections["Fix"]),
-        source=keys["source"],
+        source=_line(sections["Source"]),
         signs={head.split(", ")[0]: _sign(head, message) for head, message in signs},
-        evidence=_names(keys.get("evidence", "")),
-        explains=_names(keys.get("explains", "")),
+        evidence=tuple(facts.get("evidence", ())),
+        explains=tuple(facts.get("explains", ())),
     )
 
 
@@ -69,7 +71,3 @@ def _sign(head: str, message: str) -> SignText:
 
 def _line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name for name in text.split(", ") if name)
