@@ -69,7 +69,7 @@ def test_each_threshold_has_a_unit_and_a_reason_and_is_used() -> None:
         assert len(value.unit) > 3
         assert len(value.why) > 10
     files = [file for file in ROOM.rglob("*.py") if file.name != "thresholds.py"]
-    used = {
-        name for file in files for name in re.findall(r"limits\.([A-Z_0-9]+)", file.read_text())
-    }
-    assert used == set(table)
+    found = (
+        re.findall(r"limits\.([A-Z_0-9]+)", file.read_text(encoding="utf-8")) for file in files
+    )
+    assert {name for names in found for name in names} == set(table)

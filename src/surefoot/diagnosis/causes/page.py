@@ -47,6 +47,8 @@ def _parsed(text: str) -> CauseInfo:
     facts = yaml.safe_load(head)
     sections = dict(part.split("\n", 1) for part in body.split("\n## ")[1:])
     signs = [part.split("\n", 1) for part in sections["Signs"].split("### ")[1:]]
+    if not signs:
+        raise ValueError("no sign")
     return CauseInfo(
         code=facts["code"],
         slug=facts["slug"],
