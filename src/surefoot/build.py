@@ -184,7 +184,7 @@ def build_schedule(recipe: Recipe) -> tuple[Schedule, int | None]:
     material = prepared.material
     order = make_order(material.train, recipe.settings)
     plan = make_plan(material.train, recipe.settings, order=order)
-    pace = make_pace(material.train, material.task, plan, material.model)
+    pace = make_pace(material.train, material.task, plan, material.model, recipe.settings)
     updates = updates_in(recipe.train.horizon, pace)
     return make_schedule(recipe, pace), None if isinstance(updates, Undecided) else updates
 

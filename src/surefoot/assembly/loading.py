@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from surefoot.assembly.flop_count import sample_flops
 from surefoot.config.sections import Settings
-from surefoot.core.counting import Pace, decoder_flops_per_token
+from surefoot.core.counting import Pace
 from surefoot.core.doors import GIVEN, Door, find_part, label_of
 from surefoot.core.errors import RequestError
 from surefoot.core.targets import call
@@ -25,8 +26,6 @@ from surefoot.data.samplers import as_order
 from surefoot.data.sources.base import Source
 from surefoot.data.sources.stream import StreamPlan, StreamSource, refuse_stream
 from surefoot.engine.evaluate import OpenSet
-from surefoot.models.gpt import GPT
-from surefoot.models.moe import idle_elements
 from surefoot.parallel.layout import ALONE, Place
 from surefoot.tasks.task import Task, main_weight
 
@@ -107,32 +106,22 @@ def make_plan(
     )
 
 
-def flops_per_sample(model: nn.Module) -> float | None:
-    """Operations of one sample's forward and backward, or None for a model of unknown structure.
-
-    A sample of a decoder is a sequence of its full length.
-    """
-    if not isinstance(model, GPT):
-        return None
-    config = model.config
-    parameters = sum(p.numel() for p in model.parameters()) - idle_elements(model)
-    # Embeddings that are only looked up take part in no product.
-    if config.positions == "learned":
-        parameters -= config.sequence_length * config.embedding_dim
-    if not config.tied:
-        parameters -= config.vocabulary_size * config.embedding_dim
-    return config.sequence_length * decoder_flops_per_token(
-        parameters, config.num_layers, config.embedding_dim, config.sequence_length
-    )
-
-
 def make_pace(
-    source: Source | StreamSource, task: Task, plan: BatchPlan | StreamPlan, model: nn.Module
+    source: Source | StreamSource,
+    task: Task,
+    plan: BatchPlan | StreamPlan,
+    model: nn.Module,
+    settings: Settings,
 ) -> Pace:
     """What one update consumes. Tokens a sample are those of the first sample's batch."""
     window = plan.micro_batch * plan.window_length
+    flops = sample_flops(model, task, source, settings)
     if isinstance(plan, StreamPlan):
-        return Pace(samples_per_update=window, flops_per_sample=flops_per_sample(model))
+        return Pace(
+            samples_per_update=window,
+            flops_per_sample=flops.value,
+            flops_unknown=flops.unknown,
+        )
     tokens = None
     if task.unit == "tokens" and not isinstance(source, StreamSource):
         weight = task.weight(collated(source, [source[0]], [0]))
@@ -142,7 +131,8 @@ def make_pace(
         num_samples=plan.epoch_length,
         drop_short=plan.drop_short,
         tokens_per_sample=tokens,
-        flops_per_sample=flops_per_sample(model),
+        flops_per_sample=flops.value,
+        flops_unknown=flops.unknown,
     )
 
 

@@ -194,7 +194,7 @@ def assemble(
     place = find_place(settings.parallel, device)
     task = place_task(material.task, material.model, settings, place.mesh)
     plan = make_plan(material.train, settings, place, make_order(material.train, settings))
-    pace = make_pace(material.train, material.task, plan, material.model)
+    pace = make_pace(material.train, material.task, plan, material.model, settings)
     horizon_updates = updates_in(settings.train.horizon, pace)
     initial_digest = ""
     if place.mesh is None:

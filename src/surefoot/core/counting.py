@@ -69,6 +69,8 @@ class Pace:
     """Loss-bearing tokens of a sample, on average; None where the task counts no tokens."""
     flops_per_sample: float | None = None
     """Floating-point operations of one sample's forward and backward; None where unknown."""
+    flops_unknown: str = ""
+    """Why they could not be counted; empty where they are known, or nobody asked."""
 
     @property
     def updates_per_epoch(self) -> int:
@@ -112,7 +114,8 @@ def updates_in(count: Count, pace: Pace) -> int | Undecided:
             return _updates_for_items(count.value, pace.tokens_per_sample, pace)
         case Flops():
             if pace.flops_per_sample is None:
-                raise _unknown("FLOPs", "the operations of a sample are not known")
+                why = pace.flops_unknown or "they were not counted"
+                raise _unknown("FLOPs", f"the operations of a sample are not known: {why}")
             return _updates_for_items(count.value, pace.flops_per_sample, pace)
         case _:
             raise _unknown(count.kind, f"{count.kind} do not measure how long a run is")
