@@ -8,7 +8,7 @@ import pytest
 
 from surefoot.core.errors import NonFiniteError
 from surefoot.core.reports import StepReport
-from surefoot.engine.guard import Guard, NonFinitePolicy
+from surefoot.engine.guard import DecisionKind, Guard, NonFinitePolicy
 
 
 def report(
@@ -36,8 +36,12 @@ def test_a_loss_that_is_not_finite_counts_though_its_gradient_was() -> None:
     with pytest.raises(NonFiniteError, match="was finite and has moved the weights"):
         Guard().judge(report(applied=True, loss=math.inf))
     guard = Guard(policy=NonFinitePolicy.SKIP, skip_budget=1)
-    event = guard.judge(report(applied=True, loss=math.nan))
-    assert event is not None and event.kind == "non-finite-loss" and guard.num_skipped == 1
+    decision = guard.judge(report(applied=True, loss=math.nan))
+    assert (
+        decision is not None
+        and decision.kind is DecisionKind.NON_FINITE_LOSS
+        and guard.num_skipped == 1
+    )
 
 
 def test_an_applied_update_is_no_event() -> None:
@@ -60,9 +64,12 @@ def test_stop_says_when_the_weights_in_memory_are_spoilt() -> None:
 
 def test_skip_goes_on_until_its_budget_is_spent_and_records_the_samples() -> None:
     guard = Guard(policy=NonFinitePolicy.SKIP, skip_budget=2)
-    events = [guard.judge(report()), guard.judge(report())]
-    assert [event.kind for event in events if event] == ["skip", "skip"]
-    assert events[0] is not None and events[0].data["sample_ids"] == list(range(20))
+    decisions = [guard.judge(report()), guard.judge(report())]
+    assert [found.kind for found in decisions if found] == [DecisionKind.SKIP] * 2
+    assert decisions[0] is not None
+    event = decisions[0].event()
+    assert (event.kind, event.step) == ("skip", 7)
+    assert event.data["sample_ids"] == list(range(20))
     with pytest.raises(NonFiniteError) as caught:
         guard.judge(report())
     assert "budget of 2 is spent" in caught.value.rule
@@ -79,15 +86,15 @@ def test_the_budget_survives_a_resume() -> None:
 
 def test_a_window_without_weight_is_a_skip_that_costs_no_budget() -> None:
     guard = Guard()
-    event = guard.judge(report(weight=0.0, loss=0.0))
-    assert event is not None and event.kind == "skip" and guard.num_skipped == 0
+    decision = guard.judge(report(weight=0.0, loss=0.0))
+    assert decision is not None and decision.kind is DecisionKind.SKIP and guard.num_skipped == 0
 
 
 @pytest.mark.parametrize("policy", list(NonFinitePolicy))
 def test_an_overflow_under_dynamic_scaling_is_part_of_fp16(policy: NonFinitePolicy) -> None:
     guard = Guard(policy=policy, dynamic_loss_scale=True)
-    event = guard.judge(report(loss=2.0, loss_scale=65536.0))
-    assert event is not None and event.kind == "overflow"
+    decision = guard.judge(report(loss=2.0, loss_scale=65536.0))
+    assert decision is not None and decision.kind is DecisionKind.OVERFLOW
     assert (guard.num_overflows, guard.num_skipped) == (1, 0)
 
 

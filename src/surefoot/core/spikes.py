@@ -8,11 +8,10 @@ next and a NaN poisons nothing. It decides nothing about the run. No torch, no c
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
-from operator import truediv
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from struct import pack, unpack
 from typing import Any, Final
 
@@ -20,8 +19,10 @@ from surefoot.core.errors import RequestError
 
 DEVIATIONS_PER_MAD: Final = 1.4826
 """Standard deviations in a MAD of normally distributed values."""
-STRIDE: Final = 24
-"""Updates for which a lower bound of the limit is computed at once."""
+SHORT_OF_ROUNDING: Final = 1.0 - 1e-6
+"""A factor for bounds: the limit itself is rounded to float32."""
+LARGEST_RATIO: Final = 1e9
+"""Of quartiles, as far as a bound looks: no power of it is beyond the range of floats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,55 +78,32 @@ class Spike:
 
 
 class SpikeWindow:
-    """The values of one signal that a spike is told by.
+    """The values of one signal that a spike is told by, in their order and sorted.
 
     `judge` takes the value of update n and compares it with the statistics through update n-2:
-    those that were known when update n was queued. An update that was not measured, or was not
-    finite, is passed over.
+    those that were known when update n was queued. NaN stands for an update that has no value.
     """
 
     def __init__(self, rule: SpikeRule) -> None:
         self.rule = rule
-        self._values: deque[float] = deque(maxlen=rule.num_values)
+        self._values: deque[float] = deque()
+        self._sorted: list[float] = []
         self._newest: float | None = None
         """Of the update before: it counts from the next one on."""
         self._in_a_row = 0
-        # While `_strides_left` is above 0, the limit is above `_surely_below`: see `_look_ahead`.
-        self._surely_below = 0.0
-        self._strides_left = 0
 
     def judge(self, value: float) -> Spike | None:
         """Takes the value of the next update; returns it as a spike, or None."""
-        if not self._strides_left:
-            self._look_ahead()
-        if 0.0 < value <= self._surely_below and self._strides_left:
-            self._strides_left -= 1
-            if self._newest is not None:
-                self._values.append(self._newest)
-            self._newest = value
+        if not self._is_low(value):
+            limit, median = self._limit()
+            if limit <= value < math.inf:
+                return self._flagged(Spike(value, limit, median))
+        if math.isfinite(value):
             self._in_a_row = 0
-            return None
-        return self._judge_exactly(value)
-
-    def calm(self) -> float:
-        """No value above 0 and up to this is a spike, for as many updates as `STRIDE`; 0 for none.
-
-        It holds while no value of zero or below comes in between.
-        """
-        self._look_ahead()
-        return self._surely_below if self._strides_left else 0.0
-
-    def take_calm(self, values: Sequence[float]) -> None:
-        """Takes values of several updates, oldest first, that are up to `calm`; at least one."""
-        if self._newest is not None:
-            self._values.append(self._newest)
-        self._values.extend(values[:-1])
-        self._newest = values[-1]
-        self._in_a_row = self._strides_left = 0
-
-    def pass_over(self) -> None:
-        """An update without a value that could count."""
-        self._enter(None)
+            self._enter(value)
+        else:
+            self._enter(None)
+        return None
 
     def limit(self, *, in_flight: bool) -> float:
         """The limit for the next update that is queued, a number that float32 holds.
@@ -134,11 +112,12 @@ class SpikeWindow:
             in_flight: whether the value of the update before it is still on its way; then all that
                 is known counts, else all but the newest: through update n-2 either way.
         """
-        values = self._values
-        if in_flight and self._newest is not None:
-            values = deque(self._values, self.rule.num_values)
-            values.append(self._newest)
-        return self._limit(values)[0]
+        window = self
+        if in_flight:
+            window = SpikeWindow(self.rule)
+            window.load_state_dict(self.state_dict())
+            window._enter(None)
+        return window._limit()[0]
 
     def state_dict(self) -> dict[str, Any]:
         """Plain JSON values; never one that is not finite."""
@@ -150,74 +129,66 @@ class SpikeWindow:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Puts back what `state_dict` gave; of a longer window the latest values are kept."""
-        self._values = deque(map(float, state["values"]), self.rule.num_values)
+        self._values = deque(map(float, state["values"][-self.rule.num_values :]))
+        self._sorted = sorted(self._values)
         newest = state["newest"]
         self._newest = None if newest is None else float(newest)
         self._in_a_row = int(state["in_a_row"])
-        self._strides_left = 0
 
-    def _judge_exactly(self, value: float) -> Spike | None:
-        limit, median = self._limit(self._values)
-        if value >= limit and math.isfinite(value):
-            self._in_a_row += 1
-            new_level = self._in_a_row >= self.rule.new_level_after
-            if new_level:
-                self._values.clear()
-                self._newest, self._in_a_row, self._strides_left = None, 0, 0
-            self._enter(None)
-            return Spike(value, limit, median, new_level)
-        self._enter(value if math.isfinite(value) else None)
-        if math.isfinite(value):
-            self._in_a_row = 0
-        return None
+    def _flagged(self, spike: Spike) -> Spike:
+        self._in_a_row += 1
+        self._enter(None)
+        if self._in_a_row < self.rule.new_level_after:
+            return spike
+        self._values.clear()
+        self._sorted.clear()
+        self._in_a_row = 0
+        return replace(spike, new_level=True)
 
     def _enter(self, value: float | None) -> None:
+        """The value of the update before counts from now on; the oldest does no longer."""
         if self._newest is not None:
             self._values.append(self._newest)
+            insort(self._sorted, self._newest)
+            if len(self._values) > self.rule.num_values:
+                del self._sorted[bisect_left(self._sorted, self._values.popleft())]
         self._newest = value
-        # A value of zero or below changes the scale.
-        is_alike = value is None or value > 0.0
-        self._strides_left = max(0, self._strides_left - 1) if is_alike else 0
 
-    def _limit(self, values: Sequence[float]) -> tuple[float, float]:
+    def _is_low(self, value: float) -> bool:
+        """Whether a value is below the limit for certain; most are, and need no MAD.
+
+        The half of the values within a MAD of the median are neighbours, which reach down to the
+        lower quartile or up to the upper one: no MAD is below the distance of the nearer.
+        """
+        values, rule = self._sorted, self.rule
+        if len(values) < rule.min_values:
+            return True
+        if values[0] <= 0.0:
+            return False
+        median = values[len(values) // 2]
+        bound = SHORT_OF_ROUNDING * rule.least_ratio * median
+        if value < bound:
+            return True
+        quarter = len(values) // 4
+        above = values[quarter + len(values) // 2] / median
+        ratio = min(median / values[quarter], above, LARGEST_RATIO)
+        return value < bound * ratio ** (rule.num_deviations * DEVIATIONS_PER_MAD)
+
+    def _limit(self) -> tuple[float, float]:
         """The limit, and the median that it stands on."""
-        rule = self.rule
+        values, rule = self._sorted, self.rule
         if len(values) < rule.min_values:
             return math.inf, math.nan
-        ordered = sorted(values)
-        middle = len(ordered) // 2
-        median = ordered[middle]
-        if ordered[0] > 0.0:
-            logs = [math.log(value / median) for value in ordered]
+        middle = len(values) // 2
+        median = values[middle]
+        if values[0] > 0.0:
+            logs = [math.log(value / median) for value in values]
             deviation = sorted(map(abs, logs))[middle] * DEVIATIONS_PER_MAD
             ratio = rule.least_ratio * _exp(rule.num_deviations * deviation)
             return _float32(median * ratio), median
-        deviation = sorted(abs(value - median) for value in ordered)[middle] * DEVIATIONS_PER_MAD
+        deviation = sorted(abs(value - median) for value in values)[middle] * DEVIATIONS_PER_MAD
         rise = (rule.least_ratio - 1.0) * abs(median) + rule.num_deviations * deviation
         return _float32(median + rise), median
-
-    def _look_ahead(self) -> None:
-        """Bounds the limit of the next `STRIDE` updates from below, so that they cost little.
-
-        When j of m sorted values x are replaced, the median stays at or above x[m/2 - j]. More than
-        m/2 of the new values lie within a MAD around the new median, so more than m/2 - j of the
-        old ones lie in an interval of twice that length: no MAD is below half the shortest interval
-        that holds so many.
-        """
-        size = self.rule.num_values
-        reach = size // 2 - STRIDE
-        self._strides_left = 0
-        if len(self._values) < size or reach < 1:
-            return
-        ordered = sorted(self._values)
-        if ordered[0] <= 0.0 or (self._newest is not None and self._newest <= 0.0):
-            return
-        narrowest = min(map(truediv, islice(ordered, reach, None), ordered))
-        deviation = DEVIATIONS_PER_MAD * math.log(narrowest) / 2
-        rise = self.rule.least_ratio * _exp(self.rule.num_deviations * deviation)
-        # A hair below: the bound and the limit are rounded each in its own way.
-        self._surely_below = ordered[reach] * rise * (1.0 - 1e-6)
-        self._strides_left = STRIDE
 
 
 def _exp(power: float) -> float:

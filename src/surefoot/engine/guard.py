@@ -13,7 +13,7 @@ from typing import Any
 
 from surefoot.core.errors import DataError, NonFiniteError
 from surefoot.core.reports import Event, StepReport
-from surefoot.engine.spike_guard import RollBack, SpikeGuard
+from surefoot.engine.spike_guard import RollBack, SpikeGuard, SpikeVerdict
 
 SMALLEST_LOSS_SCALE = 1.0
 """A loss scale that fell this far and still overflows is not the cause."""
@@ -24,6 +24,37 @@ class NonFinitePolicy(Enum):
 
     STOP = "stop"
     SKIP = "skip"
+
+
+class DecisionKind(Enum):
+    """What was found in an update."""
+
+    SKIP = "skip"
+    """It was not applied: it was not finite, or there was nothing to learn."""
+    OVERFLOW = "overflow"
+    """fp16 overflowed: the loss scale falls."""
+    NON_FINITE_LOSS = "non-finite-loss"
+    """The loss was not finite, its gradient was."""
+    SPIKE = "spike"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the guard has found in an update, and what follows."""
+
+    kind: DecisionKind
+    report: StepReport
+    message: str
+    spike: SpikeVerdict | None = None
+
+    @property
+    def roll_back(self) -> RollBack | None:
+        """Where the run goes back to; None where it goes on."""
+        return None if self.spike is None else self.spike.roll_back
+
+    def event(self) -> Event:
+        """The decision as observers are told of it."""
+        return event_of(self.kind.value, self.report, self.message, self.spike)
 
 
 @dataclass
@@ -54,8 +85,8 @@ class Guard:
     _weightless_since: int | None = field(default=None, init=False)
     """Epoch in which the current row of windows without weight began."""
 
-    def judge(self, report: StepReport) -> Event | None:
-        """Returns the event that the report gives rise to, if any.
+    def judge(self, report: StepReport) -> Decision | None:
+        """Returns what is decided about the update; None where it is like any other.
 
         Raises:
             NonFiniteError: the policy, or a spent budget, says stop.
@@ -70,22 +101,24 @@ class Guard:
                 return None
             self._refuse_weightless_epoch(report)
             message = "the window carries no weight: there is nothing to learn"
-            return event_of("skip", report, message)
+            return Decision(DecisionKind.SKIP, report, message)
         self._weightless_since = None
         if math.isfinite(report.loss) and math.isfinite(report.grad_norm):
-            return self.spikes.judge(report)
+            spike = self.spikes.judge(report)
+            return None if spike is None else _about(spike, report)
         self.spikes.pass_over()
         if self._is_overflow(report):
             self.num_overflows += 1
             message = f"fp16 overflow at loss scale {report.loss_scale:g}"
-            return event_of("overflow", report, message)
+            return Decision(DecisionKind.OVERFLOW, report, message)
         if self.policy is NonFinitePolicy.SKIP and self.num_skipped < self.skip_budget:
             self.num_skipped += 1
             left = self.skip_budget - self.num_skipped
             if report.applied:
                 message = f"the loss is {report.loss}, its gradient finite; {left} more allowed"
-                return event_of("non-finite-loss", report, message)
-            return event_of("skip", report, f"non-finite update skipped; {left} more allowed")
+                return Decision(DecisionKind.NON_FINITE_LOSS, report, message)
+            message = f"non-finite update skipped; {left} more allowed"
+            return Decision(DecisionKind.SKIP, report, message)
         raise self._error(report)
 
     def clip_fraction(self, window: int) -> float | None:
@@ -97,10 +130,6 @@ class Guard:
         clipped, windows = self._num_clipped, window - self._counted_from
         self._num_clipped, self._counted_from = 0, window
         return clipped / windows if windows else None
-
-    def undo(self, event: Event) -> RollBack | None:
-        """The way back that an event of this guard asks for, or None."""
-        return self.spikes.undo(event)
 
     def _refuse_weightless_epoch(self, report: StepReport) -> None:
         # No update is made, so a horizon in steps would never be reached.
@@ -159,20 +188,29 @@ class Guard:
         self.spikes.load_state_dict(state["spikes"])
 
 
-def event_of(kind: str, report: StepReport, message: str) -> Event:
+def _about(spike: SpikeVerdict, report: StepReport) -> Decision:
+    number = report.step + (not report.applied)
+    message = f"spike in update {number}: {spike.signs}{spike.answer}"
+    return Decision(DecisionKind.SPIKE, report, message, spike)
+
+
+def event_of(
+    kind: str, report: StepReport, message: str, spike: SpikeVerdict | None = None
+) -> Event:
     """The event of an update, with its numbers and samples."""
-    return Event(
-        kind=kind,
-        step=report.step,
-        message=message,
-        data={
-            "window": report.window,
-            "epoch": report.epoch,
-            "loss": report.loss,
-            "grad_norm": report.grad_norm,
-            "sample_ids": list(report.sample_ids),
-        },
-    )
+    data: dict[str, object] = {
+        "window": report.window,
+        "epoch": report.epoch,
+        "loss": report.loss,
+        "grad_norm": report.grad_norm,
+    }
+    if spike is not None:
+        data |= {"applied": spike.applied, "policy": spike.policy.value}
+    data["sample_ids"] = list(report.sample_ids)
+    if spike is not None:
+        data["limits"] = {name: found.limit for name, found in spike.spikes.items()}
+        data["medians"] = {name: found.median for name, found in spike.spikes.items()}
+    return Event(kind, report.step, message, data)
 
 
 def _few(ids: tuple[int, ...], most: int = 12) -> str:

@@ -155,15 +155,15 @@ class ReportLog(UpdatesInFlight):
         for observer in self.observers:
             observer.on_step(report)
         try:
-            event = self.guard.judge(report)
+            decision = self.guard.judge(report)
         except NonFiniteError as error:
             self._explain(error, pending, report)
             raise
         self._device_seconds += arrived - asked
         self._data_seconds += window.data_seconds
         self._logging_seconds += time.perf_counter() - arrived
-        if event is None:
+        if decision is None:
             return
-        self.tell(self._with_evidence(event, pending))
-        if (roll_back := self.guard.undo(event)) is not None:
-            raise RolledBack(roll_back)
+        self.tell(self._with_evidence(decision.event(), pending))
+        if decision.roll_back is not None:
+            raise RolledBack(decision.roll_back)

@@ -15,8 +15,8 @@ from enum import Enum
 from typing import Any
 
 from surefoot.core.errors import SpikeError
-from surefoot.core.reports import Event, StepReport
-from surefoot.core.spikes import LOSS_RULE, NORM_RULE, STRIDE, Spike, SpikeWindow
+from surefoot.core.reports import StepReport
+from surefoot.core.spikes import LOSS_RULE, NORM_RULE, Spike, SpikeWindow
 
 
 class SpikePolicy(Enum):
@@ -58,6 +58,42 @@ class RolledBack(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class SpikeVerdict:
+    """What is done about the spike of an update."""
+
+    spikes: Mapping[str, Spike]
+    """Of `loss`, of `grad_norm` or of both."""
+    policy: SpikePolicy
+    applied: bool
+    """Whether the weights have moved."""
+    num_left: int | None
+    """So many more may be acted on; None where this one is only told."""
+    roll_back: RollBack | None = None
+    """Where the run goes back to."""
+
+    @property
+    def signs(self) -> str:
+        """How far the values stand out, for people."""
+        return ", ".join(
+            f"{_NAMES[name]} {spike.value:.4g} ({spike.value / spike.median:.3g} x the median)"
+            if spike.median > 0
+            else f"{_NAMES[name]} {spike.value:.4g} (median {spike.median:.4g})"
+            for name, spike in self.spikes.items()
+        )
+
+    @property
+    def answer(self) -> str:
+        """What follows, for people; empty where nothing does."""
+        text = ""
+        if self.num_left is not None:
+            done = "rolled back" if self.applied else "not applied"
+            text = f"; {done}, {self.num_left} more allowed"
+        if any(spike.new_level for spike in self.spikes.values()):
+            text += "; so many in a row are a new level: the statistics start anew"
+        return text
+
+
+@dataclass(frozen=True, slots=True)
 class SpikeSettings:
     """How a run answers spikes."""
 
@@ -79,11 +115,6 @@ class SpikeGuard:
         self.norm = SpikeWindow(NORM_RULE)
         self.num_acted = 0
         self.roll_backs: list[RollBack] = []
-        # Values that are no spikes for certain wait, and enter the windows many at once: what runs
-        # between two updates is cold, and costs several times what it does in a row.
-        self._waiting_losses: list[float] = []
-        self._waiting_norms: list[float] = []
-        self._calm_loss = self._calm_norm = 0.0
 
     @property
     def sets_limits(self) -> bool:
@@ -96,46 +127,32 @@ class SpikeGuard:
         Args:
             in_flight: whether the update before the next one is still to be judged.
         """
-        if not self.sets_limits:
-            return math.inf
-        self._enter_waiting()
-        return self.norm.limit(in_flight=in_flight)
+        return self.norm.limit(in_flight=in_flight) if self.sets_limits else math.inf
 
     def pass_over(self) -> None:
         """An update that was not finite, or had nothing to learn from."""
-        self._enter_waiting()
-        self.loss.pass_over()
-        self.norm.pass_over()
+        self.loss.judge(math.nan)
+        self.norm.judge(math.nan)
 
-    def judge(self, report: StepReport) -> Event | None:
-        """Takes a finite update; returns the event that a spike is.
+    def judge(self, report: StepReport) -> SpikeVerdict | None:
+        """Takes a finite update; returns what is done about it where it is a spike.
 
         Raises:
             SpikeError: the budget of spikes is spent.
         """
-        loss, norm = report.loss, report.grad_norm
-        if 0.0 < loss <= self._calm_loss and 0.0 < norm <= self._calm_norm:
-            self._waiting_losses.append(loss)
-            self._waiting_norms.append(norm)
-            if len(self._waiting_losses) == STRIDE:
-                self._enter_waiting()
-                self._calm_loss, self._calm_norm = self.loss.calm(), self.norm.calm()
+        loss, norm = self.loss.judge(report.loss), self.norm.judge(report.grad_norm)
+        if loss is None and norm is None:
             return None
-        self._enter_waiting()
-        spikes = {"loss": self.loss.judge(loss), "grad_norm": self.norm.judge(norm)}
-        self._calm_loss, self._calm_norm = self.loss.calm(), self.norm.calm()
-        if all(spike is None for spike in spikes.values()):
-            return None
-        return self._answer(report, spikes)
-
-    def _enter_waiting(self) -> None:
-        """The bounds of what is calm no longer hold then."""
-        if self._waiting_losses:
-            self.loss.take_calm(self._waiting_losses)
-            self.norm.take_calm(self._waiting_norms)
-            self._waiting_losses.clear()
-            self._waiting_norms.clear()
-        self._calm_loss = self._calm_norm = 0.0
+        policy, num_left = self.settings.policy, None
+        if policy is SpikePolicy.ROLL_BACK or not report.applied:
+            if self.num_acted >= self.settings.budget:
+                raise self._spent(report)
+            self.num_acted += 1
+            num_left = self.settings.budget - self.num_acted
+        found = {"loss": loss, "grad_norm": norm}
+        spikes = {name: spike for name, spike in found.items() if spike is not None}
+        back = self._way_back(report) if policy is SpikePolicy.ROLL_BACK else None
+        return SpikeVerdict(spikes, policy, report.applied, num_left, back)
 
     def is_left_out(self, window: int) -> bool:
         """Whether a window lies where the run was rolled back."""
@@ -148,50 +165,14 @@ class SpikeGuard:
         yield
         self.num_acted, self.roll_backs = num_acted, roll_backs
 
-    def undo(self, event: Event) -> RollBack | None:
-        """The way back that the event asks for, or None."""
-        if event.kind != "spike" or self.settings.policy is not SpikePolicy.ROLL_BACK:
-            return None
-        window = int(str(event.data["window"]))
+    def _way_back(self, report: StepReport) -> RollBack:
         before = 1 + self.settings.num_rolled_back
         return RollBack(
-            spike_window=window,
-            last_step=max(0, event.step - before),
-            last_window=max(0, window - before),
+            spike_window=report.window,
+            last_step=max(0, report.step - before),
+            last_window=max(0, report.window - before),
             num_left_out=self.settings.num_left_out,
         )
-
-    def _answer(self, report: StepReport, spikes: Mapping[str, Spike | None]) -> Event:
-        found = {name: spike for name, spike in spikes.items() if spike is not None}
-        policy = self.settings.policy
-        acts = policy is SpikePolicy.ROLL_BACK or not report.applied
-        if acts and self.num_acted >= self.settings.budget:
-            raise self._spent(report)
-        self.num_acted += acts
-        signs = [
-            f"{_NAMES[name]} {spike.value:.4g} ({spike.value / spike.median:.3g} x the median)"
-            if spike.median > 0
-            else f"{_NAMES[name]} {spike.value:.4g} (median {spike.median:.4g})"
-            for name, spike in found.items()
-        ]
-        message = f"spike in update {report.step + (not report.applied)}: {', '.join(signs)}"
-        if acts:
-            message += f"; {'rolled back' if report.applied else 'not applied'}, "
-            message += f"{self.settings.budget - self.num_acted} more allowed"
-        if any(spike.new_level for spike in found.values()):
-            message += "; so many in a row are a new level: the statistics start anew"
-        data: dict[str, object] = {
-            "window": report.window,
-            "epoch": report.epoch,
-            "loss": report.loss,
-            "grad_norm": report.grad_norm,
-            "applied": report.applied,
-            "policy": policy.value,
-            "sample_ids": list(report.sample_ids),
-            "limits": {name: spike.limit for name, spike in found.items()},
-            "medians": {name: spike.median for name, spike in found.items()},
-        }
-        return Event("spike", report.step, message, data)
 
     def _spent(self, report: StepReport) -> SpikeError:
         return SpikeError(
@@ -204,7 +185,6 @@ class SpikeGuard:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        self._enter_waiting()
         return {
             "loss": self.loss.state_dict(),
             "grad_norm": self.norm.state_dict(),
@@ -213,9 +193,6 @@ class SpikeGuard:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._waiting_losses.clear()
-        self._waiting_norms.clear()
-        self._calm_loss = self._calm_norm = 0.0
         self.loss.load_state_dict(state["loss"])
         self.norm.load_state_dict(state["grad_norm"])
         self.num_acted = int(state["num_acted"])
