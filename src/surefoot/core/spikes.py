@@ -172,7 +172,7 @@ class SpikeWindow:
         quarter = len(values) // 4
         above = values[quarter + len(values) // 2] / median
         ratio = min(median / values[quarter], above, LARGEST_RATIO)
-        return value < bound * ratio ** (rule.num_deviations * DEVIATIONS_PER_MAD)
+        return value < bound * math.pow(ratio, rule.num_deviations * DEVIATIONS_PER_MAD)
 
     def _limit(self) -> tuple[float, float]:
         """The limit, and the median that it stands on."""
