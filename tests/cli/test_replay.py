@@ -156,7 +156,7 @@ def test_the_command_says_what_it_found(
 
 
 def test_what_is_no_event_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="no event that can be replayed"):
+    with pytest.raises(RequestError, match="not an event that can be replayed"):
         read_event(tmp_path)
 
 

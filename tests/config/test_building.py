@@ -166,7 +166,7 @@ def test_settings_made_by_hand_are_refused_too() -> None:
         train=TrainSection(horizon=Seconds(60), micro_batch=4),
         schedule=WarmupLinearSection(kind="warmup_linear", warmup=Steps(5)),
     )
-    with pytest.raises(RequestError, match="end of the run is not known in updates"):
+    with pytest.raises(RequestError, match="number of updates of the run is unknown"):
         make_schedule(settings, PACE)
 
 
@@ -177,25 +177,25 @@ def test_settings_made_by_hand_are_refused_too() -> None:
             {"schedule.warmup": "300k tokens"},
             PACE,
             "schedule of kind 'warmup_cosine': warmup=1191, total=1000",
-            "cannot be",
+            "is invalid",
         ),
         (
             {"schedule.warmup": "3 tokens"},
             replace(PACE, tokens_per_sample=None),
             "schedule of kind 'warmup_cosine'",
-            "tokens cannot be turned into updates",
+            "tokens cannot be converted to updates",
         ),
         (
             {"schedule": {"kind": "wsd", "cooldown": "900 steps", "warmup": 0.2}},
             PACE,
             "schedule of kind 'wsd': warmup=200, cooldown_start=100",
-            "cannot be",
+            "is invalid",
         ),
         (
             {"train.horizon": "1e15 FLOPs"},
             PACE,
             "schedule of kind 'warmup_cosine'",
-            "FLOPs cannot be turned into updates",
+            "FLOPs cannot be converted to updates",
         ),
     ],
 )

@@ -47,7 +47,7 @@ def test_an_epoch_covers_each_sample_once(num_samples: int, batch: int) -> None:
 
 
 def test_an_epoch_without_an_update_is_refused() -> None:
-    with pytest.raises(RequestError, match="31 samples holds no update of 32"):
+    with pytest.raises(RequestError, match="31 samples is shorter than an update of 32"):
         updates_per_epoch(31, 32, drop_short=True)
 
 
@@ -161,7 +161,7 @@ def test_gpt3s_warmup_of_tokens() -> None:
     [
         (0.02, UNDECIDED, "a share of the horizon"),
         (Seconds(10), 1000, "seconds"),
-        (1.5, 1000, "1.5 is no share"),
+        (1.5, 1000, "1.5 is not a share"),
     ],
 )
 def test_impossible_warmups_are_refused(warmup: Any, horizon: Any, what: str) -> None:

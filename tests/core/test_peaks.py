@@ -43,5 +43,5 @@ def test_each_peak_says_where_it_stands() -> None:
 
 def test_more_than_the_peak_is_an_error() -> None:
     assert model_flops_utilization(5.0, 5.0) == 1.0
-    with pytest.raises(SurefootError, match="of 104% cannot be"):
+    with pytest.raises(SurefootError, match="of 104% is impossible"):
         model_flops_utilization(1.04, 1.0)

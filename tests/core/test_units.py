@@ -75,12 +75,12 @@ def test_parse(text: str, count: Count) -> None:
         ("10 setps", "unknown unit 'setps'", "'steps'"),
         ("10 tokns", "unknown unit 'tokns'", "'tokens'"),
         ("1.5 steps", "not a whole number of steps", ""),
-        ("1,000 steps", "is no count", "'1000 steps'"),
-        ("steps", "is no count", "'1000 steps'"),
-        ("-3 steps", "is no count", "'1000 steps'"),
-        ("", "is no count", "'1000 steps'"),
+        ("1,000 steps", "is not a count", "'1000 steps'"),
+        ("steps", "is not a count", "'1000 steps'"),
+        ("-3 steps", "is not a count", "'1000 steps'"),
+        ("", "is not a count", "'1000 steps'"),
         ("4 Gb", "unknown unit 'Gb'", "GB"),
-        ("1e999 s", "is no count of seconds", ""),
+        ("1e999 s", "is not a count of seconds", ""),
     ],
 )
 def test_refused(text: str, what: str, remedy: str) -> None:
@@ -191,7 +191,7 @@ def test_whole_things_are_counted_whole(value: Any) -> None:
 
 @pytest.mark.parametrize("value", [-1, float("inf"), float("nan"), -0.5])
 def test_no_negative_or_infinite_count(value: float) -> None:
-    with pytest.raises(RequestError, match="no count of seconds"):
+    with pytest.raises(RequestError, match="not a count of seconds"):
         Seconds(value)
 
 

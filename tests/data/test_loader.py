@@ -276,7 +276,7 @@ def test_pinned_memory_needs_cuda() -> None:
 def test_the_state_of_a_stream_does_not_fit_a_dataset_by_index() -> None:
     loader = Loader(arrays(), plan(), weight=count)
     for cursor in (StreamCursor(0, 3, {}), {"epoch": 0, "position": 3, "state": {}}):
-        with pytest.raises(RequestError, match="state of a stream"):
+        with pytest.raises(RequestError, match="cursor of a stream"):
             next(loader.iterate(cursor))
     assert position_of({"epoch": 1, "position": 3}) == Cursor(1, 3)
 
@@ -310,7 +310,7 @@ def test_a_broken_sample_is_named(workers: int, is_random: bool) -> None:
             assert "in __getitem__" in caught.value.__notes__[0]
         with pytest.raises(DataError) as caught:
             list(loader.iterate_once(Cursor(0, 9)))
-        assert "of heap do not fit into one batch" in caught.value.what
+        assert "of heap cannot be collated into one batch" in caught.value.what
         assert "sample 9: float32[3]; sample 10: float32[3]; sample 11: float32[4]" in str(
             caught.value
         )
@@ -390,7 +390,7 @@ def leave(*_: Any) -> Any:
 @pytest.mark.parametrize(
     ("collate", "weight", "said"),
     [
-        (leave, count, "do not fit into one batch"),
+        (leave, count, "cannot be collated into one batch"),
         (torch.stack, leave, "the weight of a batch could not be computed: SystemExit"),
     ],
 )

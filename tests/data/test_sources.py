@@ -98,10 +98,10 @@ def test_arrays_are_not_copied_and_read_only_ones_are_taken() -> None:
     ("arrays", "message"),
     [
         ((np.zeros(3), np.zeros(4)), r"differ in length: \(float64\[3\], float64\[4\]\)"),
-        (np.zeros((0, 3)), "holds no sample"),
-        ((), "holds no sample"),
-        (np.array(["a", "b"]), "no array of numbers"),
-        (np.float64(3), "no array of numbers"),
+        (np.zeros((0, 3)), "has no samples"),
+        ((), "has no samples"),
+        (np.array(["a", "b"]), "not an array of numbers"),
+        (np.float64(3), "not an array of numbers"),
         (torch.tensor(3.0), r"tensor float32\[\]"),
         (torch.zeros(3, device="meta"), "on meta"),
     ],
@@ -209,9 +209,9 @@ def test_datasets_are_read_many_at_once_where_they_can() -> None:
 
 
 def test_what_is_no_dataset_is_refused() -> None:
-    with pytest.raises(MissingDataError, match="Squares holds no sample"):
+    with pytest.raises(MissingDataError, match="Squares has no samples"):
         DatasetSource(Squares(0))
-    with pytest.raises(DataError, match="generator is no dataset by index"):
+    with pytest.raises(DataError, match="generator is not a map-style dataset"):
         DatasetSource(i for i in range(3))
 
 
@@ -282,7 +282,7 @@ def test_the_source_that_fits_is_chosen() -> None:
     assert type(dataset) is DatasetSource and dataset.is_random and dataset.name == "mine"
     assert type(as_source(Stream())) is StreamSource
     for nothing in (iter([1]), 3, {"a": 1}, (1, 2), {}):
-        with pytest.raises(DataError, match="no data that can be trained on"):
+        with pytest.raises(DataError, match="not a supported dataset"):
             as_source(nothing)
 
 

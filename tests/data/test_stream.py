@@ -162,7 +162,7 @@ def test_a_stream_that_fails_is_named() -> None:
             yield torch.ones(2)
             yield torch.ones(3)
 
-    with pytest.raises(DataError, match="do not fit into one batch") as caught:
+    with pytest.raises(DataError, match="cannot be collated into one batch") as caught:
         take(loader_of(Ragged()), 1)
     assert "sample 0: float32[2]; sample 1: float32[3]" in caught.value.where
 
@@ -174,9 +174,9 @@ def test_an_empty_epoch_is_an_error() -> None:
                 self.position += 1
                 yield torch.tensor(float(number))
 
-    with pytest.raises(DataError, match="gave no sample in epoch 1") as caught:
+    with pytest.raises(DataError, match="yielded no sample in epoch 1") as caught:
         take(loader_of(Once()), 4)
-    assert "starts it anew" in caught.value.rule
+    assert "starts from the beginning" in caught.value.rule
 
 
 @pytest.mark.parametrize("state", [{"x": torch.ones(1)}, {1: 2}, {"x": (1, 2)}, [1], {"x": {1}}])
@@ -190,7 +190,7 @@ def test_a_state_that_no_checkpoint_can_hold_is_refused(state: Any) -> None:
 
 
 def test_a_stream_without_a_state_is_refused() -> None:
-    with pytest.raises(DataError, match="does not keep its place"):
+    with pytest.raises(DataError, match="has no state_dict and load_state_dict"):
         StreamSource(iter([1, 2]))
 
 

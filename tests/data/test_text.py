@@ -274,7 +274,7 @@ def test_a_damaged_shard_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"is damaged: tokens\.bin has 7 bytes"):
         open_shard(folder)
     tokens.write_bytes(bytes([content[0] ^ 1]) + content[1:])
-    with pytest.raises(DataError, match="is not what was written"):
+    with pytest.raises(DataError, match="has changed since it was written"):
         verify_shard(open_shard(folder))
     index = json.loads((folder / "index.json").read_text())
     (folder / "index.json").write_text(json.dumps({**index, "format": 99}))
@@ -293,7 +293,7 @@ def test_a_damaged_cache_is_found_when_it_is_opened(corpus: Path, tmp_path: Path
     content = bytearray(victim.read_bytes())
     content[10] ^= 1
     victim.write_bytes(content)
-    with pytest.raises(DataError, match="is not what was written"):
+    with pytest.raises(DataError, match="has changed since it was written"):
         opened(corpus, tmp_path)
 
 
@@ -364,6 +364,8 @@ def test_two_makers_of_one_entry_agree(tmp_path: Path) -> None:
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match="could not be kept: Not a directory") as caught:
+    with pytest.raises(
+        DataError, match="could not be written to the cache: Not a directory"
+    ) as caught:
         cached_folder(tmp_path / "file", "entry", lambda folder: None)
     assert "XDG_CACHE_HOME" in caught.value.remedy

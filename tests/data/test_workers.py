@@ -76,8 +76,8 @@ def test_a_stopped_worker_is_named_within_the_deadline() -> None:
                 assert loader._pool is not None
                 pids = loader._pool.pids
         # Batch 2 (samples 4 and 5) is the second task of worker 0.
-        assert caught.value.what == f"data worker 0 (pid {pids[0]}) gave no answer within 1.5 s"
-        assert caught.value.where == "asked for sample ids [4, 5]"
+        assert caught.value.what == f"data worker 0 (pid {pids[0]}) did not answer within 1.5 s"
+        assert caught.value.where == "fetching sample ids [4, 5]"
         assert caught.value.remedy
     assert 1.5 <= time.monotonic() - began < 15
     assert processes() == []
@@ -85,7 +85,7 @@ def test_a_stopped_worker_is_named_within_the_deadline() -> None:
 
 def test_a_worker_that_sleeps_is_found_too() -> None:
     with loader_of(lambda: time.sleep(600), deadline_seconds=1.0) as loader:
-        with pytest.raises(LoaderStuckError, match="gave no answer"):
+        with pytest.raises(LoaderStuckError, match="did not answer"):
             list(loader.iterate_once())
         assert processes() == []
 
@@ -107,7 +107,7 @@ def test_work_that_a_worker_does_not_take_is_not_pressed_on_it() -> None:
         list(loader.iterate_once())
         for process in processes():
             process.suspend()
-        with pytest.raises(LoaderStuckError, match="gave no answer within 1 s"):
+        with pytest.raises(LoaderStuckError, match="did not answer within 1 s"):
             list(loader.iterate_once())
     assert processes() == []
 
@@ -137,7 +137,7 @@ def test_a_dead_worker_is_reported_at_once(action: Callable[[], object], how: st
         with pytest.raises(DataError, match=how) as caught:
             list(loader.iterate_once())
         assert not isinstance(caught.value, LoaderStuckError)
-        assert caught.value.where == "asked for sample ids [4, 5]"
+        assert caught.value.where == "fetching sample ids [4, 5]"
         assert "data worker 0 (pid " in caught.value.what
     assert time.monotonic() - began < 50
     assert processes() == []

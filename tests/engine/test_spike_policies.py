@@ -199,7 +199,7 @@ def test_without_an_old_enough_checkpoint_the_run_fails_and_says_so(
 
 
 def _none_left(*_: Any, **__: Any) -> Any:
-    raise CheckpointError("no whole checkpoint was found at or before step 3")
+    raise CheckpointError("no complete checkpoint was found at or before step 3")
 
 
 def test_your_own_loop_has_nothing_to_go_back_to() -> None:

@@ -224,5 +224,5 @@ class Nothings(torch.utils.data.Dataset):
 
 
 def test_samples_that_are_nothing_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="do not fit into one batch"):
+    with pytest.raises(DataError, match="cannot be collated into one batch"):
         fit(tmp_path, data=Nothings())

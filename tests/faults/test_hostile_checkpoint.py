@@ -99,7 +99,7 @@ def test_a_manifest_that_is_a_link_is_refused(copy: Path) -> None:
     manifest = newest(copy) / "manifest.json"
     os.rename(manifest, newest(copy) / "other.json")
     manifest.symlink_to(newest(copy) / "other.json")
-    with pytest.raises(CheckpointError, match="no plain file"):
+    with pytest.raises(CheckpointError, match="not a regular file"):
         resume(copy)
 
 

@@ -73,7 +73,7 @@ def test_a_checkpoint_of_another_number_type_is_of_another_model(tmp_path: Path)
 def test_a_run_cut_off_before_it_began_says_so(tmp_path: Path) -> None:
     path = RunFolder.create(tmp_path, "husk").path
     for look in (config_of, find_begun_run):
-        with pytest.raises(RunFolderError, match="cut off before it began"):
+        with pytest.raises(RunFolderError, match="ended before it began"):
             look(path)
 
 

@@ -88,14 +88,14 @@ def test_what_a_block_keeps_goes_and_weights_stay(counting: type[Counting]) -> N
 
 
 def test_a_model_without_blocks_is_refused() -> None:
-    with pytest.raises(RequestError, match="no layers that repeat"):
+    with pytest.raises(RequestError, match="no repeated layers"):
         offload_blocks(nn.Linear(2, 2), CPU)
 
 
 @pytest.mark.parametrize(
     ("sections", "rule"),
     [
-        ({"memory": {"offload_activations": "nvme"}}, "nothing is kept on a drive"),
+        ({"memory": {"offload_activations": "nvme"}}, "offload to a drive is not supported"),
         (
             {"memory": {"offload_activations": "cpu", "recompute": "blocks"}},
             "memory.recompute is blocks",

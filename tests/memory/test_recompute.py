@@ -74,5 +74,5 @@ def test_selective_computes_no_product_again() -> None:
 
 
 def test_a_model_without_blocks_is_refused() -> None:
-    with pytest.raises(RequestError, match="no layers that repeat"):
+    with pytest.raises(RequestError, match="no repeated layers"):
         recompute_blocks(nn.Linear(2, 2), "blocks")

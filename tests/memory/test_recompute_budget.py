@@ -96,8 +96,8 @@ def test_an_evaluation_spends_nothing() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(RequestError, match="no layers that repeat"):
+    with pytest.raises(RequestError, match="no repeated layers"):
         budget_blocks(nn.Linear(2, 2), 1)
-    with pytest.raises(ConfigError, match="needs to see what a block keeps"):
+    with pytest.raises(ConfigError, match="needs to observe saved activations"):
         train_section = {"compile": "blocks", "horizon": "2 steps", "micro_batch": 1}
         resolve_settings({"memory": {"recompute": "budget"}, "train": train_section})

@@ -101,11 +101,11 @@ def test_what_others_use_stays() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(RequestError, match="no layers that repeat"):
+    with pytest.raises(RequestError, match="no repeated layers"):
         WeightsOnHost(nn.Linear(2, 2), CPU)
     with pytest.raises(RequestError, match="computes on the CPU"):
         check_weights_on_host(CPU, has_whole_model=True)
-    with pytest.raises(RequestError, match="spread over ranks"):
+    with pytest.raises(RequestError, match="distributed over ranks"):
         check_weights_on_host(torch.device("cuda"), has_whole_model=False)
     check_weights_on_host(torch.device("cuda"), has_whole_model=True)
     memory = {"offload_parameters": "cpu"}

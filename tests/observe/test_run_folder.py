@@ -101,7 +101,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="not a run folder"):
         find_run(tmp_path / "photos")
     (tmp_path / "photo").write_text("")
-    with pytest.raises(RunFolderError, match="is no folder"):
+    with pytest.raises(RunFolderError, match="is not a folder"):
         find_run(tmp_path / "photo")
 
 

@@ -87,6 +87,6 @@ def test_it_goes_on_from_a_checkpoint(device: str) -> None:
 def test_what_cannot_rest_there_is_refused() -> None:
     with pytest.raises(RequestError, match="computes on the CPU"):
         check_state_on_host(torch.device("cpu"), is_sharded=False)
-    with pytest.raises(RequestError, match="spread over ranks"):
+    with pytest.raises(RequestError, match="distributed over ranks"):
         check_state_on_host(torch.device("cuda"), is_sharded=True)
     check_state_on_host(torch.device("cuda"), is_sharded=False)

@@ -173,7 +173,7 @@ def test_short_windows_can_be_dropped() -> None:
     assert epoch[-1].ends_epoch and epoch[-1].cursor_after == Cursor(1, 0)
     # A cursor in the part that is left out, as from a run that kept it, goes on with the next one.
     assert take(plan, 1, Cursor(0, 20))[0].epoch == 1
-    with pytest.raises(RequestError, match="no whole window"):
+    with pytest.raises(RequestError, match="no full window"):
         BatchPlan(5, micro_batch=3, window_length=2, drop_short=True)
 
 

@@ -147,7 +147,7 @@ def test_one_size_is_filled_in(asked: dict[str, Any], num_ranks: int, sizes: Any
         ({"shard": 2}, 1, "does not make 1 rank", "use parallel.shard=1, or start a multiple of 2"),
         ({"replicate": 2, "tensor": 4}, 4, "replicate 2 x tensor 4", "parallel.replicate=1"),
         ({"replicate": 2}, 4, "does not make 4 ranks", "parallel.replicate=4"),
-        ({"shard": "auto", "tensor": "auto"}, 4, "are all auto", "write a size"),
+        ({"shard": "auto", "tensor": "auto"}, 4, "are all auto", "set a size"),
     ],
 )
 def test_a_mesh_that_does_not_fit(asked: Any, num_ranks: int, what: str, remedy: str) -> None:

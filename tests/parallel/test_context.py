@@ -230,7 +230,7 @@ def test_what_cannot_be_cut_is_refused() -> None:
         SequenceParts(0, 4, 4, 10, may_fill=False).own(task.places(PADDED))
     square = {"input_ids": PADDED["input_ids"], "attention_mask": torch.ones(2, 1, 10, 10)}
     with pytest.raises(DataError, match=r"attention_mask has shape \[2, 1, 10, 10\]"):
-        SequenceParts(0, 2, 2, 10)._cut_input("attention_mask", square["attention_mask"], (2, 10))
+        SequenceParts(0, 2, 2, 10)._split_input("attention_mask", square["attention_mask"], (2, 10))
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def mesh_of(**sizes: int) -> Any:
 
 def test_other_models_tasks_and_axes_are_refused() -> None:
     section = ParallelSection(context=2)
-    with pytest.raises(RequestError, match="no plan says where the places of a sequence meet"):
+    with pytest.raises(RequestError, match="no plan says where the attention of"):
         shard_sequence(GenerationTask(24), small_classifier(), mesh_of(context=2), section)
     with pytest.raises(RequestError, match="a ClassificationTask cannot be computed on parts"):
         shard_sequence(ClassificationTask(3), small_gpt(), mesh_of(context=2), section)
@@ -275,7 +275,7 @@ def test_other_models_tasks_and_axes_are_refused() -> None:
 
 def test_a_ring_drops_no_weights_of_attention() -> None:
     core = small_gpt(dropout=0.1).blocks[0].attention.core
-    with pytest.raises(RequestError, match=r"attention drops 0\.1 of its weights"):
+    with pytest.raises(RequestError, match=r"attention dropout is 0\.1"):
         pass_around(core, SimpleNamespace())  # type: ignore[arg-type]
 
 

@@ -80,7 +80,7 @@ def test_their_scores_may_stay_cut(ranks: RankPool, family: str) -> None:
 def test_their_sequence_stays_whole(ranks: RankPool) -> None:
     with pytest.raises(CaseFailed) as failed:
         ranks.run(2, losses, "Llama", {"tensor": 2, "cut_sequence": True})
-    assert "the sequence of a LlamaForCausalLM cannot be cut" in str(failed.value.error)
+    assert "a LlamaForCausalLM does not support sequence parallelism" in str(failed.value.error)
 
 
 def test_every_layer_of_a_family_is_known() -> None:

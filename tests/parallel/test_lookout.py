@@ -115,7 +115,7 @@ def test_a_stopped_process_is_named_within_the_deadline(
     training.run()
     (failure,) = training.told
     error = failure.error()
-    assert error.what == "rank 1 hangs: its process is stopped, since 1 s"
+    assert error.what == "rank 1 hangs: its process has been stopped for 1 s"
     assert "last: a save" in error.where and "parallel.deadline" in error.rule
     assert training.said == ["stacks", error.what]
 
@@ -229,7 +229,7 @@ def test_a_rank_that_keeps_the_store_and_stops_is_named_without_it() -> None:
         answers.set()
         training.lookout.stop()
     assert training.said[0] == "stacks"
-    assert training.said[1] == "rank 0 hangs: it keeps the store, which is silent for 1 s"
+    assert training.said[1] == "rank 0 hangs: its store has not answered for 1 s"
 
 
 def test_all_that_wait_for_nobody_and_are_late() -> None:

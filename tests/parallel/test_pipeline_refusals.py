@@ -72,7 +72,7 @@ OPTIONS: dict[str, tuple[int, dict[str, Any], dict[str, Any], str, str]] = {
     ),
     "stages a rank": (
         *(2, {"pipeline": 2, "stages_per_rank": 2}, {}),
-        *("1f1b takes one stage on each rank", "pipeline_schedule=interleaved"),
+        *("1f1b has one stage per rank", "pipeline_schedule=interleaved"),
     ),
     "compiled whole": (
         *(2, {"pipeline": 2}, {"compile": "whole"}),
@@ -103,5 +103,5 @@ def test_options_that_do_not_go_together(ranks: RankPool, name: str) -> None:
 
 def test_a_model_without_a_plan(ranks: RankPool) -> None:
     error = said(ranks, 2, assemble_classifier, {"pipeline": 2})
-    assert "no plan says how a Sequential is cut into stages" in error
+    assert "no plan says how a Sequential is split into stages" in error
     assert "use parallel.shard" in error

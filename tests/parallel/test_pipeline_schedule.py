@@ -125,7 +125,7 @@ def test_how_many_stages_a_rank_holds() -> None:
     assert stages(pipeline_schedule="interleaved") == 4
     assert stages(pipeline_schedule="interleaved", stages_per_rank=3) == 6
     assert stages(pipeline_schedule="zero-bubble") == 2
-    with pytest.raises(RequestError, match="1f1b takes one stage on each rank"):
+    with pytest.raises(RequestError, match="1f1b has one stage per rank"):
         stages(stages_per_rank=2)
 
 

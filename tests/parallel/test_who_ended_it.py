@@ -187,4 +187,4 @@ def test_a_rank_that_is_stopped_before_it_has_joined_is_named(
     stopped = "os.kill(os.getpid(), signal.SIGSTOP)"
     ended = of_ranks(tmp_path, monkeypatch, stops, stopped, deadline=0.5)
     assert ended.failure is not None and ended.failure.rank == 1
-    assert ended.failure.what.startswith("rank 1 hangs: its process is stopped")
+    assert ended.failure.what.startswith("rank 1 hangs: its process has been stopped")

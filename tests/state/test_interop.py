@@ -111,7 +111,7 @@ def test_a_plain_state_dict(tmp_path: Path) -> None:
     found = torch.load(tmp_path / "out" / "model.pt", weights_only=True)
     assert found.keys() == model.state_dict().keys()
     assert all(found[name].equal(tensor) for name, tensor in model.state_dict().items())
-    with pytest.raises(RequestError, match="exists already"):
+    with pytest.raises(RequestError, match="already exists"):
         export_weights(tmp_path, tmp_path / "out")
     with pytest.raises(MissingDataError):
         export_weights(tmp_path / "out", tmp_path / "more")
@@ -226,21 +226,25 @@ def test_a_training_checkpoint_leaves_the_rest_behind_and_says_it(tmp_path: Path
     torch.save({"model": wrapped, "optimizer": optimizer, "epoch": 3}, path)
     made, found = brought(path, tmp_path)
     assert made.kind == "training checkpoint" and set(made.left_out) == {"optimizer", "epoch"}
-    assert "prefix of a wrapper" in made.notes[0]
+    assert "prefixes of wrappers" in made.notes[0]
     assert_equal(found, TENSORS)
 
 
 @pytest.mark.parametrize(
     ("names", "found", "note"),
     [
-        (["module.a", "module.b.c"], ["a", "b.c"], "carry no prefix"),
-        (["module.module.a", "module.b"], ["module.a", "b"], "begin with 'module.' keep it"),
-        (["module.a", "head.b"], ["module.a", "head.b"], "begin with 'module.' keep it"),
-        (["_orig_mod.module.a", "module._orig_mod.b"], ["a", "b"], "carry no prefix"),
-        (["_orig_mod.module.a", "head.b"], ["module.a", "head.b"], "begin with 'module.' keep it"),
-        (["a", "module.a"], ["a", "module.a"], "begin with 'module.' keep it"),
+        (["module.a", "module.b.c"], ["a", "b.c"], "prefixes of wrappers were removed"),
+        (["module.module.a", "module.b"], ["module.a", "b"], "keep the prefix 'module.'"),
+        (["module.a", "head.b"], ["module.a", "head.b"], "keep the prefix 'module.'"),
+        (
+            ["_orig_mod.module.a", "module._orig_mod.b"],
+            ["a", "b"],
+            "prefixes of wrappers were removed",
+        ),
+        (["_orig_mod.module.a", "head.b"], ["module.a", "head.b"], "keep the prefix 'module.'"),
+        (["a", "module.a"], ["a", "module.a"], "keep the prefix 'module.'"),
         (["a.module.b", "c"], ["a.module.b", "c"], ""),
-        (["module.", "module.a"], ["module.", "module.a"], "begin with 'module.' keep it"),
+        (["module.", "module.a"], ["module.", "module.a"], "keep the prefix 'module.'"),
     ],
 )
 def test_a_name_that_people_give_too_is_taken_off_all_or_none(
@@ -354,8 +358,8 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
     save_file(TENSORS, tmp_path / "a.safetensors")
     with pytest.raises(MissingDataError):
         import_weights(tmp_path / "b", tmp_path / "c.safetensors")
-    with pytest.raises(RequestError, match="exists already"):
+    with pytest.raises(RequestError, match="already exists"):
         import_weights(tmp_path / "a.safetensors", tmp_path / "a.safetensors")
     torch.save({"optimizer": 1}, tmp_path / "c.pt")
-    with pytest.raises(CheckpointError, match="its keys are: optimizer"):
+    with pytest.raises(CheckpointError, match="the keys are: optimizer"):
         import_weights(tmp_path / "c.pt", tmp_path / "d.safetensors")

@@ -75,18 +75,18 @@ def trainer(model: nn.Module, runs: Path, horizon: str = "4 steps") -> surefoot.
 def test_what_cannot_be_kept_is_named_before_anything_is_made(
     tmp_path: Path, model: nn.Module, piece: str
 ) -> None:
-    with pytest.raises(CheckpointError, match=r"cannot be kept|has a key") as caught:
+    with pytest.raises(CheckpointError, match=r"cannot be stored|has a key") as caught:
         trainer(model, tmp_path / "runs").fit()
     assert caught.value.where == piece
     assert not (tmp_path / "runs").exists()
 
 
 def test_what_changes_its_form_is_kept_and_gone_on_with(tmp_path: Path) -> None:
-    """And a state that cannot be kept any more is refused before the resume touches the run."""
+    """And a state that cannot be stored any more is refused before the resume touches the run."""
     run = trainer(Keeping(grows=True), tmp_path).fit().folder
     assert run is not None
     before = (run / "events.jsonl").read_bytes()
-    with pytest.raises(CheckpointError, match="set cannot be kept"):
+    with pytest.raises(CheckpointError, match="set cannot be stored"):
         trainer(Keeping({1}), tmp_path, "6 steps").fit(resume=run)
     assert (run / "events.jsonl").read_bytes() == before
     model = Keeping()
@@ -116,7 +116,7 @@ class TwoRanks:
     """Rank 1 of two: it can keep what rank 0 cannot."""
 
     def gather(self, what: str, value: Any) -> list[Any]:
-        return ["state of type set cannot be kept", value]
+        return ["state of type set cannot be stored", value]
 
 
 def test_what_one_rank_cannot_keep_is_refused_by_all() -> None:
@@ -124,6 +124,6 @@ def test_what_one_rank_cannot_keep_is_refused_by_all() -> None:
     parts = SimpleNamespace(
         trainable=SimpleNamespace(state=state), place=SimpleNamespace(ranks=TwoRanks())
     )
-    with pytest.raises(CheckpointError, match="set cannot be kept") as caught:
+    with pytest.raises(CheckpointError, match="set cannot be stored") as caught:
         check_keepable(cast(Assembly, parts))
     assert caught.value.where == "rank 0"

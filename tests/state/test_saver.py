@@ -209,7 +209,7 @@ def fails(number: int) -> Callable[..., None]:
 def test_an_orphan_publishes_nothing(tmp_path: Path, mode: str) -> None:
     commit(tmp_path, draft(1))
     made = saver(tmp_path, Told(), mode, "continue")
-    with pytest.raises(CheckpointError, match="does not own the run folder"):
+    with pytest.raises(CheckpointError, match="no longer owns the run folder"):
         made.save(draft(2, still_owner=lambda: False))
         made.finish()
     assert {path.name for path in tmp_path.iterdir()} == {"step-00000001", "latest"}

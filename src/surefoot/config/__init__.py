@@ -1,4 +1,4 @@
-"""What the user asked for: frozen typed sections, loaded and checked. Never imports torch."""
+"""Configuration: frozen typed sections, loaded and checked. Never imports torch."""
 
 from surefoot.config.load import (
     Difference,

@@ -1,4 +1,4 @@
-"""From a schedule section to a schedule in updates. Pure arithmetic on what a run consumes.
+"""Converts a schedule section to a schedule in updates. Pure arithmetic.
 
 Builds nothing but schedules: everything else that a recipe names needs torch.
 """
@@ -46,22 +46,22 @@ def make_schedule(
     begun_for: int | None = None,
     given: Schedule | None = None,
 ) -> Schedule:
-    """The schedule that the settings ask for, with every span in updates.
+    """The schedule of the settings, with every span in updates.
 
-    A plateau's schedule is its warm-up and then constant: its drops follow from evaluations.
+    A plateau's schedule is its warm-up, then constant: its drops depend on evaluations.
 
-    A warm-up or milestone that is given as a share is one of the horizon that the run began with: a
-    resume with another horizon does not move what is done. What ends with the run, such as a
-    cooldown, goes by the horizon as it is now.
+    A warm-up or milestone given as a share refers to the horizon that the run began with: a resume
+    with another horizon does not change the past. What ends with the run, such as a cooldown,
+    refers to the current horizon.
 
     Args:
         settings: `Settings` or a `Recipe`.
         pace: what one update consumes.
-        begun_for: the horizon that the run began with, in updates; None for that of `settings`.
+        begun_for: the horizon that the run began with, in updates; default: that of `settings`.
         given: the schedule that was handed in, where the settings say so.
 
     Raises:
-        RequestError: a span cannot be turned into updates, or does not fit into the horizon.
+        RequestError: a span cannot be converted to updates, or does not fit the horizon.
     """
     try:
         return _made(settings, pace, begun_for, given)
@@ -105,7 +105,7 @@ def _made(
             return MultiStep(milestones, section.factor, warmup, section.warmup_start)
         case OneCycleSection():
             end = total(section.total)
-            # A share is not rounded: torch's pct_start is not either.
+            # A share is not rounded, like torch's pct_start.
             rise = section.rise * end if isinstance(section.rise, float) else span(section.rise)
             return OneCycle(
                 total=end,
@@ -164,8 +164,8 @@ def _cooldown(
 def _known(horizon: int | Undecided) -> int:
     if isinstance(horizon, Undecided):
         raise RequestError(
-            "the end of the run is not known in updates",
+            "the number of updates of the run is unknown",
             rule="a decay to the end needs a horizon in steps, tokens, samples or epochs",
-            remedy="change train.horizon, or say in the schedule section where the decay ends",
+            remedy="change train.horizon, or set the end of the decay in the schedule section",
         )
     return horizon

@@ -1,6 +1,6 @@
-"""The base of all sections, and the kinds of value that a recipe may hold.
+"""The base class of all sections, and the types of values in a recipe.
 
-Never repairs a value: what does not fit is refused with the rule and, where there is one, a remedy.
+Never repairs a value: an invalid one is refused with the rule and, if there is one, a remedy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from surefoot.core.units import (
 
 
 class Section(BaseModel, ABC):
-    """Frozen, typed, and strict: an unknown key or a value of another type is an error."""
+    """Frozen, typed and strict: an unknown key or a value of another type is an error."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -53,7 +53,7 @@ _UPDATES: tuple[type[Count], ...] = (Steps, Tokens, Samples, Epochs)
 def _count_of(
     kinds: tuple[type[Count], ...], *choices: str, bare_steps: bool = False, share: bool = False
 ) -> Callable[[object], object]:
-    """Reads a count of these kinds, or one of the choices; with `share`, also 0 or a share."""
+    """Parses a count of these kinds, or one of the choices; with `share`, also 0 or a share."""
     others = "".join(f", or {choice!r}" for choice in choices)
     if share:
         others = ", or a share of the horizon such as 0.02" + others
@@ -66,8 +66,8 @@ def _count_of(
             if 0 <= value < 1:
                 return value
             raise refuse(
-                f"a share of the horizon lies in [0, 1), not {value!r}",
-                "give whole updates without a decimal point, such as 100",
+                f"a share of the horizon is in [0, 1), not {value!r}",
+                "write updates without a decimal point, such as 100",
             )
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             if bare_steps and isinstance(value, int) and value >= 0:
@@ -121,13 +121,13 @@ ByteCount = Annotated[Bytes, *_annotated(_count_of((Bytes,)), _TEXT)]
 EveryEpoch = Annotated[
     Count | str, *_annotated(_count_of(_LENGTHS[:5], "epoch", "end", "never"), _TEXT)
 ]
-"""When to evaluate: every so often, after each epoch, at the end, or never."""
+"""When to evaluate: periodically, after each epoch, at the end, or never."""
 
 EveryOrEnd = Annotated[Count | str, *_annotated(_count_of(_LENGTHS[:5], "epoch", "end"), _TEXT)]
-"""When to save: every so often, after each epoch, or at the end."""
+"""When to save: periodically, after each epoch, or at the end."""
 
 EveryOrNever = Annotated[Count | str, *_annotated(_count_of(_LENGTHS[:5], "never"), _TEXT)]
-"""Every so often, or never."""
+"""Periodically, or never."""
 
 EverySteps = Annotated[Steps | str, *_annotated(_count_of((Steps,), "never"), _TEXT)]
 """Every so many updates, or never."""
@@ -135,7 +135,7 @@ EverySteps = Annotated[Steps | str, *_annotated(_count_of((Steps,), "never"), _T
 Span = Annotated[
     Count | float, *_annotated(_count_of(_UPDATES, bare_steps=True, share=True), _TEXT_OR_NUMBER)
 ]
-"""A part of a run: a count (a bare whole number is updates) or a share of the horizon below 1."""
+"""A part of a run: a count (a bare integer is updates) or a share of the horizon below 1."""
 
 SpanOrUndecided = Annotated[
     Count | float | str,
@@ -150,7 +150,7 @@ CooldownStart = Annotated[
 """Where a cooldown starts: its own length before the end of the run, or at a count."""
 
 Period = Annotated[Count, *_annotated(_count_of(_UPDATES, bare_steps=True), _TEXT_OR_NUMBER)]
-"""A count of updates, tokens, samples or epochs; a bare whole number is updates."""
+"""A count of updates, tokens, samples or epochs; a bare integer is updates."""
 
 Total = Annotated[
     Count | str, *_annotated(_count_of(_UPDATES, "horizon", bare_steps=True), _TEXT_OR_NUMBER)
@@ -272,7 +272,7 @@ def _target(*choices: str) -> Callable[[object], object]:
 
 
 Target = Annotated[str, BeforeValidator(_target())]
-"""The user's own code, as data: `package.module:Name`. Only its spelling is checked here."""
+"""User code, as data: `package.module:Name`. Only the syntax is checked here."""
 TargetOrSamples = Annotated[str, BeforeValidator(_target("samples"))]
 TargetOrNone = Annotated[str, BeforeValidator(_target("none"))]
 
@@ -280,7 +280,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 
 
 def _check_name(value: object) -> object:
-    # The name becomes part of a folder's name: a separator in it would write somewhere else.
+    # The name becomes part of a folder's name: a separator in it would write elsewhere.
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise refuse(
             f"must be letters, digits, '.', '_', '-', the first a letter or digit, not {value!r}"
@@ -291,6 +291,6 @@ def _check_name(value: object) -> object:
 Name = Annotated[str, BeforeValidator(_check_name)]
 Text = Annotated[str, Field(min_length=1)]
 Names = Annotated[tuple[Text, ...], Field(strict=False)]
-"""Shell patterns (`*`, `?`, `[...]`) that are matched against whole parameter names."""
+"""Glob patterns (`*`, `?`, `[...]`) that are matched against full parameter names."""
 Arguments = dict[str, Any]
-"""Keyword arguments of the user's own code: plain data."""
+"""Keyword arguments of user code: plain data."""

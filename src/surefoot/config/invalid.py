@@ -1,6 +1,6 @@
-"""Turns what the schema refuses into violations that name the key, the rule and a remedy.
+"""Converts schema errors into violations that name the key, the rule and a remedy.
 
-Decides nothing: what is valid is said by the sections and by `rules.py`.
+Decides nothing: the sections and `rules` define what is valid.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ _FOREIGN_NAMES = {
     "warmup_steps": "schedule.warmup",
     "wd": "optimizer.weight_decay",
 }
-"""What other trainers call a key of ours."""
+"""Keys of other trainers, and ours for the same thing."""
 
 
 def violations_of(
     error: ValidationError, given: Mapping[str, Any], model: type[BaseModel]
 ) -> list[Violation]:
-    """Violations, without their origins, of one failed validation of `given`."""
+    """Violations, without origins, of one failed validation of `given`."""
     found = [
         _explained(dict(detail), _keys(detail["loc"], given), given, model)
         for detail in error.errors(include_url=False)
@@ -72,7 +72,7 @@ def violations_of(
 
 
 def _keys(location: Iterable[str | int], given: Mapping[str, Any]) -> list[str]:
-    """The location as keys of the recipe: without the tags of unions, which are no keys."""
+    """The location as keys of the recipe, without the tags of unions."""
     keys: list[str] = []
     node: Any = given
     for part in location:
@@ -123,7 +123,7 @@ def _explained(
 
 
 def _to_add(keys: list[str], model: type[BaseModel]) -> str:
-    """What to add for a key that is missing: of a section, what it must hold itself."""
+    """What to add for a missing key; for a section, its required keys."""
     path = ".".join(keys)
     if len(keys) > 1 or keys[0] not in model.model_fields:
         return f"add {path}"
@@ -209,7 +209,7 @@ def _kinds(section: type[BaseModel]) -> tuple[str, ...]:
 
 
 def kinds_of(model: type[BaseModel], key: str) -> tuple[str, ...]:
-    """The kinds that the section `key` comes in; empty where there is one form only."""
+    """The kinds of the section `key`; empty if it has one form only."""
     found = (kind for member in _members(model.model_fields[key]) for kind in _kinds(member))
     return tuple(dict.fromkeys(found))
 
@@ -237,7 +237,7 @@ def _fields_at(model: type[BaseModel], keys: list[str], given: Mapping[str, Any]
 
 
 def _all_paths(model: type[BaseModel], given: Mapping[str, Any]) -> list[str]:
-    """Dotted paths of all keys that may stand in this recipe, by the kinds that it chose."""
+    """Dotted paths of all keys that are valid in this recipe, given its kinds."""
     paths = list(model.model_fields)
     for name, field in model.model_fields.items():
         section = _chosen(field, given.get(name, {}))

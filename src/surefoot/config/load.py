@@ -28,14 +28,14 @@ DEFAULT = "default"
 OVERRIDE = "override"
 
 _FIRST = ("name", "model", "data", "task")
-"""What a reader wants to know first, so what is written first."""
+"""Sections that are written first, for readers."""
 
 C = TypeVar("C", Recipe, Settings)
 
 
 @dataclass(frozen=True)
 class Resolved(Generic[C]):
-    """A checked configuration and the origin of each of its values."""
+    """A checked configuration and the origin of each value."""
 
     config: C
     origins: Mapping[str, str]
@@ -49,25 +49,25 @@ class Resolved(Generic[C]):
         return self.config
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data: what JSON and YAML can hold, counts as text, every value present."""
+        """Plain data for JSON and YAML: counts as text, every value present."""
         plain: dict[str, Any] = self.config.model_dump(mode="json")
         first = {key: plain[key] for key in _FIRST if key in plain}
         return first | plain
 
     @property
     def digest(self) -> str:
-        """Of all values, wherever they come from."""
+        """Hash of all values, whatever their origin."""
         text = json.dumps(self.as_dict(), sort_keys=True)
         return xxhash.xxh3_128_hexdigest(text.encode())
 
     def as_yaml(self) -> str:
-        """YAML that loads as the same configuration, each value with its origin as a comment."""
+        """YAML that loads as the same configuration, with each value's origin as a comment."""
         return write_yaml(self.as_dict(), self.origins)
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One value that two configurations do not share."""
+    """One value that differs between two configurations."""
 
     path: str
     before: object
@@ -81,7 +81,7 @@ ABSENT = "(absent)"
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
-    """What differs between two `as_dict()`, by dotted path; a list counts as one value."""
+    """Differences between two `as_dict()`, by dotted path; a list counts as one value."""
     old, new = dict(_leaves(before)), dict(_leaves(after))
     return [
         Difference(path, old.get(path, ABSENT), new.get(path, ABSENT))
@@ -91,7 +91,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Dif
 
 
 def recipe_names() -> tuple[str, ...]:
-    """Names of the recipes that come with Surefoot."""
+    """Names of the recipes that are part of Surefoot."""
     folder = importlib.resources.files("surefoot") / "recipes"
     if not folder.is_dir():
         return ()
@@ -101,16 +101,16 @@ def recipe_names() -> tuple[str, ...]:
 
 
 def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Resolved[Recipe]:
-    """Load and check a recipe.
+    """Loads and checks a recipe.
 
     Args:
-        source: path of a YAML file, or the name of a recipe that comes with Surefoot.
+        source: path of a YAML file, or the name of a recipe that is part of Surefoot.
         overrides: `section.key=value`, the value in YAML. One that changes the `kind` of a section
-            starts that section afresh: what the file says for another kind is dropped.
+            resets the section: values in the file for another kind are dropped.
 
     Raises:
-        RequestError: there is no such recipe.
-        ConfigError: everything that is wrong with it, at once.
+        RequestError: the recipe does not exist.
+        ConfigError: with all violations.
     """
     text, name = _read(source)
     given, lines = read_yaml(text, name)
@@ -121,14 +121,14 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Resolved[R
 def resolve_settings(
     settings: Mapping[str, Any] | Settings, overrides: Sequence[str] = ()
 ) -> Resolved[Settings]:
-    """Check settings that Python code gives, as `load_recipe` checks a file."""
+    """Checks settings given in Python, as `load_recipe` checks a file."""
     return _resolve(Settings, _plain(settings), {}, overrides, "argument")
 
 
 def resolve_recipe(
     recipe: Mapping[str, Any] | Recipe, overrides: Sequence[str] = ()
 ) -> Resolved[Recipe]:
-    """Check a recipe that Python code gives, as `load_recipe` checks a file."""
+    """Checks a recipe given in Python, as `load_recipe` checks a file."""
     return _resolve(Recipe, _plain(recipe), {}, overrides, "argument")
 
 
@@ -144,7 +144,7 @@ def _plain(given: Mapping[str, Any] | Section) -> dict[str, Any]:
 
 
 def _given(value: Any) -> Any:
-    """What was given explicitly, as plain containers; the kind of a section always is."""
+    """The explicitly given values as plain containers; the kind of a section always counts."""
     if isinstance(value, Section):
         named = value.model_fields_set | ({"kind"} & set(type(value).model_fields))
         return {name: _given(getattr(value, name)) for name in named}

@@ -1,4 +1,4 @@
-"""Advice on a recipe that is valid: what the field does otherwise, with its source.
+"""Advice on a valid recipe: what common practice does differently, with its source.
 
 Advice is never an error and changes nothing; a recipe may have its reasons.
 """
@@ -24,7 +24,7 @@ from surefoot.config.sections import (
 from surefoot.core.finding import Certainty, Finding, Severity
 
 TENSOR_CORE_MULTIPLE = 8
-"""Elements of 16 bits that a matrix product on a GPU takes at once along a dim."""
+"""Number of 16-bit elements along a dim that a GPU matrix product processes at once."""
 LARGEST_BETA2 = 0.999
 DECAY_RANGE = (0.01, 0.1)
 RATE_RANGE = (1e-5, 1e-2)
@@ -71,8 +71,8 @@ def _dropped(resolved: Resolved[Recipe]) -> Iterator[Finding]:
             "section-started-afresh",
             Severity.HINT,
             Certainty.PROOF,
-            f"--set {section}.kind changes the kind of {section}, so what the file says for the "
-            f"other kind is not used: {', '.join(paths)}",
+            f"--set {section}.kind changes the kind of {section}, so values in the file for the "
+            f"other kind are not used: {', '.join(paths)}",
             evidence={"dropped": dict(resolved.dropped)},
             fix=f"give the values of the new kind with --set {section}.KEY=VALUE",
         )
@@ -89,8 +89,8 @@ def _constant_rate(recipe: Recipe) -> Advice:
                 "CFG002",
                 "constant-rate-for-language-model",
                 *_CONVENTION,
-                "language models end better with a decay; a constant rate is the stable phase of a "
-                "run that cools down later",
+                "language models reach a lower loss with a decay; a constant rate is the stable "
+                "phase of a run with a later cooldown",
                 evidence={"source": "arXiv:2405.18392"},
                 fix="use warmup_cosine, or wsd, whose cooldown may be decided later",
             ),
@@ -173,8 +173,8 @@ def _no_warmup(recipe: Recipe) -> Advice:
                 "CFG007",
                 "no-warmup-for-transformer",
                 *_CONVENTION,
-                "the first updates use a second moment that has seen hardly a gradient; without a "
-                "warm-up the loss may spike",
+                "the first updates use a second moment of very few gradients; without a warm-up "
+                "the loss may spike",
                 evidence={"source": "arXiv:1908.03265"},
                 fix="use for example schedule.warmup=0.02",
             ),
@@ -194,10 +194,10 @@ def _peak_rate(recipe: Recipe) -> Advice:
                 "unusual-peak-rate",
                 Severity.HINT,
                 Certainty.HEURISTIC,
-                f"peak rates of published decoders lie within {low:g} and {high:g}, mostly near "
+                f"peak rates of published decoders are within {low:g} and {high:g}, mostly near "
                 f"3e-4; this is {optimizer.lr:g}",
                 evidence={"lr": optimizer.lr, "source": "arXiv:2307.09288"},
-                fix="start from optimizer.lr=3e-4; a small decoder stands 1e-3",
+                fix="start from optimizer.lr=3e-4; a small decoder tolerates 1e-3",
             ),
         )
 
@@ -227,7 +227,7 @@ def _odd_dims(recipe: Recipe) -> Advice:
                     "CFG009",
                     "dim-not-multiple-of-8",
                     *_CONVENTION,
-                    f"{dim} is no multiple of {multiple}, which slows matrix products on GPUs",
+                    f"{dim} is not a multiple of {multiple}, which slows matrix products on GPUs",
                     evidence={"dim": dim},
                     fix=f"use {-(-dim // multiple) * multiple}",
                 ),

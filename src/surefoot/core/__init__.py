@@ -1,4 +1,4 @@
-"""Words that every room shares: errors, counts, findings, reports and pure arithmetic.
+"""Vocabulary shared by all packages: errors, counts, findings, reports and pure arithmetic.
 
 Never imports torch, pydantic or scipy.
 """

@@ -1,6 +1,6 @@
-"""What a run may spend, and whether it has: pure arithmetic on times and devices.
+"""Limits of a run and whether they are exceeded: pure arithmetic on times and devices.
 
-It reads no clock. A run on the CPU counts its one device.
+Reads no clock. A run on the CPU counts as one device.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from math import inf
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """One limit of a budget, and how much of it is gone."""
+    """One limit of a budget, and how much of it is used."""
 
     name: str
     """`device_hours`, `wall_clock` or `cost`."""
@@ -30,7 +30,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The limits of a run; infinity where there is none.
+    """The limits of a run; infinity for no limit.
 
     >>> [str(spent) for spent in Budget(device_hours=2.0).spent(3600.0, 4 * 3600.0)]
     ['4 of 2 device-hours']
@@ -39,7 +39,7 @@ class Budget:
     device_hours: float = inf
     wall_seconds: float = inf
     cost: float = inf
-    """In the currency of the price."""
+    """In the currency of `price_per_device_hour`."""
     price_per_device_hour: float = 0.0
 
     @property
@@ -47,11 +47,11 @@ class Budget:
         return min(self.device_hours, self.wall_seconds, self.cost) < inf
 
     def spent(self, wall_seconds: float, device_seconds: float) -> Iterator[Spent]:
-        """Every limit that is set, with what is used of it.
+        """Every limit that is set, with the amount used.
 
         Args:
-            wall_seconds: time at work, over all attempts.
-            device_seconds: the same, each attempt times the devices that it held.
+            wall_seconds: wall time, summed over all attempts.
+            device_seconds: the same, each attempt times its number of devices.
         """
         hours = device_seconds / 3600
         found = (

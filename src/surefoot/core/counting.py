@@ -1,8 +1,8 @@
-"""Arithmetic of a run: batches, epochs and horizons in updates. Pure; measures nothing.
+"""Arithmetic of a run: batches, epochs and horizons in updates. Pure functions.
 
 An update takes micro-batch x window length x data-parallel degree samples. The degree is the number
-of data-parallel ranks, not of devices: ranks that split one model (tensor, pipeline, context) share
-the batch. Windows never cross the border of an epoch, so the last update of an epoch may be short.
+of data-parallel ranks, not of devices: ranks that share one model (tensor, pipeline, context) share
+the batch. Windows never cross the end of an epoch, so the last update of an epoch may be short.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from surefoot.core.units import Count, Epochs, Flops, Samples, Seconds, Steps, T
 
 
 def global_batch(micro_batch: int, window_length: int, data_parallel_degree: int = 1) -> int:
-    """Samples of one full update.
+    """Number of samples of one full update.
 
     >>> global_batch(micro_batch=8, window_length=4, data_parallel_degree=2)
     64
@@ -35,21 +35,21 @@ def global_batch(micro_batch: int, window_length: int, data_parallel_degree: int
 def updates_per_epoch(
     num_samples: int, samples_per_update: int, *, drop_short: bool = False
 ) -> int:
-    """Updates of one epoch; the last one may be short, or is dropped.
+    """Number of updates of one epoch; a short last one is included unless dropped.
 
     >>> updates_per_epoch(100, 32), updates_per_epoch(100, 32, drop_short=True)
     (4, 3)
 
     Raises:
-        RequestError: the epoch has no update at all.
+        RequestError: the epoch is shorter than one full update.
     """
     updates = num_samples // samples_per_update
     if not drop_short:
         updates = -(-num_samples // samples_per_update)
     if updates < 1:
         raise RequestError(
-            f"an epoch of {num_samples} samples holds no update of {samples_per_update} samples",
-            rule="an epoch holds at least one update",
+            f"an epoch of {num_samples} samples is shorter than an update of {samples_per_update}",
+            rule="an epoch has at least one update",
             remedy="lower train.micro_batch or train.accumulation, or keep short batches",
         )
     return updates
@@ -57,24 +57,24 @@ def updates_per_epoch(
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What one update consumes; all that is needed to turn a count into updates."""
+    """What one update consumes: all that is needed to convert a count into updates."""
 
     samples_per_update: int
     """Global batch: samples of a full update over all data-parallel ranks."""
     num_samples: int | None = None
-    """Samples of the training set; None for a stream that does not know its length."""
+    """Size of the training set; None for a stream of unknown length."""
     drop_short: bool = False
-    """Whether the last short update of an epoch is dropped."""
+    """Whether a short last update of an epoch is dropped."""
     tokens_per_sample: float | None = None
-    """Loss-bearing tokens of a sample, on average; None where the task counts no tokens."""
+    """Average number of loss-bearing tokens of a sample; None if the task counts no tokens."""
     flops_per_sample: float | None = None
-    """Floating-point operations of one sample's forward and backward; None where unknown."""
+    """Floating-point operations of one sample's forward and backward; None if unknown."""
     flops_unknown: str = ""
     """Why they could not be counted; empty where they are known, or nobody asked."""
 
     @property
     def updates_per_epoch(self) -> int:
-        """Updates of one epoch.
+        """Number of updates of one epoch.
 
         Raises:
             RequestError: the data is a stream of unknown length.
@@ -87,10 +87,10 @@ class Pace:
 
 
 def updates_in(count: Count, pace: Pace) -> int | Undecided:
-    """Updates until `count` is reached: the smallest number of updates that covers it.
+    """Smallest number of updates that reaches `count`.
 
-    Time is `UNDECIDED`: how many updates fit into it is known only afterwards. Tokens and FLOPs use
-    the average of a sample, so their answer is the planned one.
+    A time gives `UNDECIDED`: how many updates fit is known only afterwards. Tokens and FLOPs use
+    the average of a sample, so the answer is an estimate.
 
     >>> pace = Pace(samples_per_update=32, num_samples=100, tokens_per_sample=512)
     >>> [updates_in(count, pace) for count in (Steps(7), Epochs(2), Samples(101), Tokens(16385))]
@@ -122,26 +122,26 @@ def updates_in(count: Count, pace: Pace) -> int | Undecided:
 
 
 def warmup_updates(warmup: Count | float, pace: Pace, horizon: int | Undecided = UNDECIDED) -> int:
-    """Updates of a warm-up, or of any other span given as a count or as a share of the horizon.
+    """Number of updates of a span given as a count or as a share of the horizon.
 
-    A plain float is the share; it is rounded to whole updates, at least one where it is not 0.
+    A plain float is a share; it is rounded to updates, to at least one if it is not 0.
 
     >>> pace = Pace(samples_per_update=32, tokens_per_sample=512)
     >>> [warmup_updates(warmup, pace, 1000) for warmup in (0.02, Tokens(375_000_000), Steps(9))]
     [20, 22889, 9]
 
     Raises:
-        RequestError: a share of a horizon that is not known in updates, or a span in time.
+        RequestError: a share of a horizon that is unknown in updates, or a span in time.
     """
     if isinstance(warmup, Count):
         updates = updates_in(warmup, pace)
         if isinstance(updates, Undecided):
-            raise _unknown(warmup.kind, "a time says nothing about the number of updates")
+            raise _unknown(warmup.kind, "a time does not determine the number of updates")
         return updates
     if isinstance(horizon, Undecided):
-        raise _unknown("a share of the horizon", "the horizon is not known in updates")
+        raise _unknown("a share of the horizon", "the number of updates of the horizon is unknown")
     if not 0 <= warmup <= 1:
-        raise RequestError(f"{warmup} is no share", rule="a share of the horizon lies in [0, 1]")
+        raise RequestError(f"{warmup} is not a share", rule="a share of the horizon lies in [0, 1]")
     return max(1, round(warmup * horizon)) if warmup else 0
 
 
@@ -150,13 +150,13 @@ def decoder_flops_per_token(
 ) -> float:
     """Floating-point operations of one token's forward and backward in a dense decoder.
 
-    6 N + 12 L D S: each of the N parameters that take part in a matrix product costs a
-    multiplication and an addition forward and twice that backward, and so does each of the L D S
-    pairs of attention, twice (scores and values). Recomputed activations and the causal half that
-    a kernel may leave out are not counted. Source: PaLM, arXiv:2204.02311, appendix B.
+    6 N + 12 L D S: each of the N parameters in a matrix product costs a multiplication and an
+    addition in the forward and twice that in the backward, and so does each of the L D S pairs of
+    attention, twice (scores and values). Recomputation is not counted, nor is the saving of causal
+    kernels. Source: PaLM, arXiv:2204.02311, appendix B.
 
     Args:
-        num_parameters: N, without embeddings that are only looked up.
+        num_parameters: N, without embedding tables that are only looked up.
         num_layers: L.
         embedding_dim: D.
         sequence_length: S, in tokens.
@@ -174,11 +174,11 @@ class Span:
     updates: int
     tokens: int | None
     share: float | None
-    """Of the horizon; None where the horizon is not known in updates."""
+    """Share of the horizon; None if its number of updates is unknown."""
 
 
 def span_in_all_units(updates: int, pace: Pace, horizon: int | Undecided) -> Span:
-    """A warm-up of `updates` in updates, tokens and as a share, for printing beside each other.
+    """A span of `updates` in updates, tokens and as a share of the horizon, for display.
 
     >>> span_in_all_units(20, Pace(32, tokens_per_sample=512), 1000)
     Span(updates=20, tokens=327680, share=0.02)
@@ -212,5 +212,5 @@ def _exact(value: float) -> Fraction:
 
 def _unknown(what: str, why: str) -> RequestError:
     return RequestError(
-        f"{what} cannot be turned into updates", rule=why, remedy="give the count in steps instead"
+        f"{what} cannot be converted to updates", rule=why, remedy="give the count in steps instead"
     )

@@ -1,4 +1,4 @@
-"""Which errors come from the disk itself, so that a run may wait for it to be well again.
+"""Classifies errors of the disk, so that a run can wait until it works again.
 
 Knows no file and no format.
 """
@@ -12,11 +12,11 @@ from typing import Final
 
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 FAILING: Final = frozenset({errno.EIO, errno.EROFS, errno.ESTALE, errno.ETIMEDOUT})
-"""Of a disk that is there and does not serve; Linux makes one read-only after an error."""
+"""The disk exists but fails; Linux makes one read-only after an error."""
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Whether the disk (or a quota) has no room for what was written."""
+    """Whether the disk (or a quota) is full."""
     return getattr(error, "errno", None) in FULL
 
 
@@ -26,7 +26,7 @@ def is_refused(error: BaseException | None) -> bool:
 
 
 def free_bytes(folder: Path) -> int | None:
-    """What is free on the disk of a folder at this moment; None where the disk does not say."""
+    """Free space on the disk of a folder; None if unknown."""
     try:
         return shutil.disk_usage(folder).free
     except OSError:

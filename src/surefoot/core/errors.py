@@ -1,4 +1,4 @@
-"""Every error a user can meet. Each says what happened, where, which rule it broke and what to do.
+"""Every error a user can meet: what happened, where, which rule was broken, and the remedy.
 
 Imports nothing but the standard library, so that a bad recipe is answered without loading torch.
 """
@@ -14,15 +14,15 @@ EXIT_REQUEST = 2
 EXIT_FAILED = 3
 EXIT_STOPPED = 75
 
-GO_ON_FROM_OLDER = "go on from an older checkpoint: surefoot train --resume RUN/checkpoints/step-N"
+GO_ON_FROM_OLDER = "use an older checkpoint: surefoot train --resume RUN/checkpoints/step-N"
 
 
 class SurefootError(Exception):
     """Base of all our errors.
 
     Args:
-        what: what happened, one sentence.
-        where: the place: a dotted config path, a file and line, a tensor name, a sample id.
+        what: what happened, in one sentence.
+        where: a dotted config path, a file and line, a tensor name, a sample id.
         rule: the rule that was broken.
         remedy: what the user can do now.
     """
@@ -46,8 +46,8 @@ class SurefootError(Exception):
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[object, ...]:
-        # The default reduction replays `args` alone and would lose the keyword fields when an
-        # error crosses a process border (a data worker).
+        # The default reduction keeps only `args` and would lose the keyword fields when an error is
+        # sent between processes (a data worker).
         return (_rebuild, (type(self), self.__dict__.copy(), self.args))
 
 
@@ -67,7 +67,7 @@ class RequestError(SurefootError):
 
 
 class MixedUnitsError(RequestError, TypeError):
-    """Two counts of different kinds met in one sum, comparison or ratio."""
+    """Two counts of different units were added, compared or divided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Violation:
     path: str
     """Dotted path of the key, such as `optimizer.lr`."""
     origin: str
-    """Where the value came from: a file name, `override`, or `default`."""
+    """Origin of the value: a file name, `override`, or `default`."""
     rule: str
     remedy: str = ""
 
@@ -88,7 +88,7 @@ class Violation:
 
 
 class ConfigError(RequestError):
-    """A recipe breaks one or more rules; all of them are listed at once."""
+    """A recipe violates one or more rules; all violations are listed."""
 
     def __init__(self, violations: Sequence[Violation]) -> None:
         self.violations = tuple(violations)
@@ -103,17 +103,17 @@ class DataError(SurefootError):
     """Data is missing, unreadable or of a wrong shape or range."""
 
     batch_position: int | None = None
-    """Row of the batch that is at fault, where it is one row; the loader knows its sample id."""
+    """Row of the batch that is at fault, if it is a single one; the loader knows its sample id."""
 
 
 class MissingDataError(DataError, RequestError):
-    """A data folder or file that the recipe names is not there, or holds nothing."""
+    """A data folder or file named in the recipe does not exist or is empty."""
 
     exit_code = EXIT_REQUEST
 
 
 class LoaderStuckError(DataError):
-    """A data worker gave no answer within its deadline."""
+    """A data worker did not answer within its deadline."""
 
 
 class ModelError(SurefootError):
@@ -121,7 +121,7 @@ class ModelError(SurefootError):
 
 
 class NonFiniteError(SurefootError):
-    """A loss or gradient was NaN or infinite and the guard's policy is to stop."""
+    """A loss or gradient was NaN or infinite, and the guard's policy is to stop."""
 
 
 class SpikeError(SurefootError):
@@ -133,12 +133,12 @@ class CheckpointError(SurefootError):
 
 
 class DiskRefusedError(CheckpointError):
-    """The disk refuses a checkpoint; nothing was published and older ones are untouched."""
+    """The disk refused a checkpoint; nothing was published and older ones are untouched."""
 
     needed_bytes: int | None = None
-    """What the checkpoint takes, where that was known."""
+    """Size of the checkpoint, if known."""
     free_bytes: int | None = None
-    """What was free at that moment, where the disk says so."""
+    """Free space at that moment, if known."""
 
 
 class DiskFullError(DiskRefusedError):
@@ -146,7 +146,7 @@ class DiskFullError(DiskRefusedError):
 
 
 class RankError(SurefootError):
-    """Ranks of one run have lost each other: one is missing, or they do not agree."""
+    """Ranks of one run have lost each other: one is missing, or they disagree."""
 
 
 class RunFolderError(RequestError):

@@ -1,4 +1,4 @@
-"""What a check, an audit, the doctor or the planner has to say: one vocabulary for all of them.
+"""Findings: the one vocabulary of checks, audits, the doctor and the planner.
 
 A finding is a value. It neither prints itself nor decides on an exit code.
 """
@@ -16,9 +16,9 @@ class Severity(Enum):
     ERROR = "error"
     """The result is wrong or the run will fail."""
     WARNING = "warning"
-    """The result is probably not what was meant."""
+    """The result is probably not what was intended."""
     HINT = "hint"
-    """It works, and something else is known to work better."""
+    """It works, but something else is known to work better."""
 
 
 class Certainty(Enum):
@@ -31,12 +31,12 @@ class Certainty(Enum):
     HEURISTIC = "heuristic"
     """A pattern that is often, not always, a mistake."""
     CONVENTION = "convention"
-    """The field does it otherwise, with a named source."""
+    """Common practice differs, with a cited source."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is worth saying, with its place, evidence and fix."""
+    """One problem or piece of advice, with its place, evidence and fix."""
 
     code: str
     """Stable code, such as `CFG001`."""
@@ -46,16 +46,16 @@ class Finding:
     certainty: Certainty
     message: str
     file: str = ""
-    """File that it is about; empty where it is about none."""
+    """File that it concerns; empty if none."""
     line: int = 0
-    """Line in `file`, from 1; 0 where it is about no line."""
+    """Line in `file`, from 1; 0 if none."""
     evidence: Mapping[str, object] = field(default_factory=dict)
-    """The numbers and names that it rests on; JSON-able."""
+    """The numbers and names that support it; JSON-compatible."""
     fix: str = ""
     """What to do."""
 
     def as_json(self) -> dict[str, object]:
-        """Plain data with the keys that every `--json` output uses."""
+        """Plain data with the keys of every `--json` output."""
         return {
             "code": self.code,
             "slug": self.slug,

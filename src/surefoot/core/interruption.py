@@ -1,4 +1,4 @@
-"""The one way in which work is left half done because the run is to stop. It is no error."""
+"""The exception that abandons work because the run is to stop. It is not an error."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def _last_line(error: BaseException) -> str:
 
 
 class CutShort(BaseException):
-    """Work was left; its result must not be used, and doing it again gives the same.
+    """Work was abandoned; its result must not be used, and repeating it gives the same.
 
-    Not an `Exception`: nobody who handles errors may take it for one.
+    Not an `Exception`, so that no error handler catches it.
     """
 
 
 ShouldAbort = Callable[[], bool]
-"""Whether work that can be done again shall be left."""
+"""Returns True if repeatable work is to be abandoned."""
 
 
 def never() -> bool:
-    """Work is not left."""
+    """Never abandons work."""
     return False

@@ -1,6 +1,6 @@
-"""Dense peaks of devices in floating-point operations a second, and the share of one that is used.
+"""Dense peak FLOP/s of devices, and model FLOPs utilization.
 
-A device or number type that is not in the table has no peak: nothing is assumed. No torch.
+A device or dtype that is not in the table has no peak: nothing is assumed. Imports no torch.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ PEAKS: Final[tuple[tuple[str, Mapping[str, float], str], ...]] = (
     ("V100", {"fp16": 125, "fp32": 15.7}, "V100 SXM2 data sheet"),
     ("T4", {"fp16": 65, "fp32": 8.1}, "T4 data sheet"),
 )
-"""Words of a device's name, teraFLOP/s by number type without sparsity, NVIDIA's page for it.
+"""Words of a device's name, TFLOP/s by dtype without sparsity, NVIDIA's source.
 
-The first whose words all stand in the name counts."""
+The first entry whose words are all in the name is used."""
 
 
 def dense_peak(device_name: str, number_type: str) -> float | None:
-    """Operations a second of one device, or None where no peak is known.
+    """FLOP/s of one device, or None if no peak is known.
 
     Args:
-        device_name: as the driver gives it.
+        device_name: as the driver reports it.
         number_type: `bf16`, `fp16`, `tf32` or `fp32`.
 
     >>> dense_peak("NVIDIA H100 80GB HBM3", "bf16") / TERA
@@ -54,21 +54,20 @@ def dense_peak(device_name: str, number_type: str) -> float | None:
 
 
 def model_flops_utilization(flops_per_second: float, peak: float) -> float:
-    """Share of the peak that the model's own operations use (MFU, PaLM, arXiv:2204.02311, B).
+    """Share of the peak that the model's own operations use (MFU; PaLM, arXiv:2204.02311, B).
 
     >>> model_flops_utilization(4e14, 8e14)
     0.5
 
     Raises:
-        SurefootError: it is above 1, which no device reaches.
+        SurefootError: it is above 1.
     """
     share = flops_per_second / peak
     if share > 1.0:
         raise SurefootError(
-            f"a model FLOPs utilization of {share:.0%} cannot be",
-            where=f"{flops_per_second:.4g} operations a second, of at most {peak:.4g}",
+            f"a model FLOPs utilization of {share:.0%} is impossible",
+            where=f"{flops_per_second:.4g} FLOP/s, with a peak of {peak:.4g}",
             rule="no device computes faster than its peak",
-            remedy="the operations of the model, the peak or the clock is wrong: the number is not "
-            "recorded",
+            remedy="the model's operations, the peak or the clock is wrong; nothing is recorded",
         )
     return share

@@ -1,7 +1,7 @@
-"""How the layers of a model may be cut over ranks, as data: name pattern to style. Cuts nothing.
+"""Parallel plans as data: how the layers of a model may be distributed over ranks, by name pattern.
 
-A plan belongs to a family of models; it is chosen by the names of a model's parameters, so that a
-model of the same family in another library's class is known too.
+A plan belongs to a family of models; it is chosen by the names of a model's parameters, so that
+another library's class of the same family is recognized, too.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from fnmatch import fnmatchcase
 
 
 class TensorStyle(Enum):
-    """How one layer is cut along the tensor axis."""
+    """How one layer is sharded along the tensor axis."""
 
     VOCABULARY = "vocabulary"
     """An embedding: each rank holds some of the rows."""
     COLUMNS = "columns"
-    """A linear layer whose outputs are spread over the ranks."""
+    """A linear layer whose outputs are sharded."""
     ROWS = "rows"
-    """A linear layer whose inputs are spread; the parts of its output are summed."""
+    """A linear layer whose inputs are sharded; its partial outputs are summed."""
     LOGITS = "logits"
-    """The last linear layer: its outputs are spread, and gathered for the loss."""
+    """The last linear layer: its outputs are sharded, and gathered for the loss."""
     WHOLE = "whole"
     """A norm: every rank holds and computes all of it, or its part of the sequence."""
     PER_HEAD = "per-head"
@@ -31,14 +31,14 @@ class TensorStyle(Enum):
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """The styles of a family's layers.
+    """The tensor styles of a family's layers.
 
     Args:
         name: of the family.
-        styles: pattern of the layer's dotted name to its style; the first that matches counts.
-        sizes: what the tensor axis must divide, as names of the model's configuration.
-        gathered: pattern of the modules whose first input is gathered where the sequence is cut,
-            and how many inputs they take; none where the family cannot be cut so.
+        styles: pattern of the layer's dotted name to its style; the first match is used.
+        sizes: what the tensor axis must divide, as fields of the model's configuration.
+        gathered: pattern of the modules whose first input is gathered under sequence
+            parallelism, and their number of inputs; empty if the family does not support it.
     """
 
     name: str
@@ -47,7 +47,7 @@ class TensorPlan:
     gathered: Mapping[str, int] = field(default_factory=dict)
 
     def style(self, layer: str) -> TensorStyle | None:
-        """The style of a layer; None where the plan does not know it."""
+        """The style of a layer; None if the plan does not know it."""
         return next((s for p, s in self.styles.items() if fnmatchcase(layer, p)), None)
 
     def unknown(self, layers: Iterable[str]) -> list[str]:
@@ -92,40 +92,40 @@ LLAMA_PLAN = TensorPlan(
     },
     sizes=("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size"),
 )
-"""Llama, Qwen 2 and 3 and Mistral, as transformers names their layers. Their forward counts the
-positions of what leaves the embedding, so the sequence stays whole."""
+"""Llama, Qwen 2 and 3 and Mistral, by transformers' layer names. Their forward counts positions
+from the output of the embedding, so the sequence is not sharded."""
 
 TENSOR_PLANS = (GPT_PLAN, LLAMA_PLAN)
 
 
 def plan_for(layers: Iterable[str]) -> TensorPlan | None:
-    """The plan that knows every one of these layers with parameters."""
+    """The plan that knows all of these layers with parameters."""
     named = list(layers)
     return next((plan for plan in TENSOR_PLANS if not plan.unknown(named)), None)
 
 
 class StageStyle(Enum):
-    """What stands in place of a layer on the stages that do not hold it."""
+    """What replaces a layer on the stages that do not hold it."""
 
     ENTRY = "entry"
-    """The embedding, held by the first stage; elsewhere what the stage before has sent."""
+    """The embedding, on the first stage; elsewhere the output of the previous stage."""
     ADDED = "added"
     """Held by the first stage and added to the embedding; elsewhere zero."""
     FIRST = "first"
-    """Held by the first stage; elsewhere its input goes on."""
+    """Held by the first stage; elsewhere the identity."""
     LAST = "last"
-    """Held by the last stage; elsewhere its input goes on."""
+    """Held by the last stage; elsewhere the identity."""
 
 
 @dataclass(frozen=True)
 class PipelinePlan:
-    """How a family's layers are spread over stages.
+    """How a family's layers are split into stages.
 
     Args:
         name: of the family.
-        blocks: dotted name of the list of layers that repeat; each stage holds a run of them.
-        others: dotted name of every other layer with parameters, and of what draws random numbers.
-        width: name, in the model's configuration, of the size of what goes from block to block:
+        blocks: dotted name of the list of repeated layers; each stage holds a run of them.
+        others: dotted names of all other layers with parameters or random numbers.
+        width: field of the model's configuration: the last dim of activations between blocks,
             [batch, sequence, width].
     """
 
@@ -168,7 +168,7 @@ PIPELINE_PLANS = (GPT_STAGES, LLAMA_STAGES)
 
 
 def stages_for(layers: Iterable[str]) -> PipelinePlan | None:
-    """The plan that knows every one of these layers with parameters, blocks among them."""
+    """The plan that knows all of these layers with parameters, including the blocks."""
     named = list(layers)
     for plan in PIPELINE_PLANS:
         if not plan.unknown(named) and any(n.startswith(f"{plan.blocks}.") for n in named):
@@ -178,15 +178,15 @@ def stages_for(layers: Iterable[str]) -> PipelinePlan | None:
 
 @dataclass(frozen=True)
 class ContextPlan:
-    """Where the places of a sequence meet in a family's models.
+    """Where positions of a sequence interact in a family's models.
 
     Args:
         name: of the family.
         attention: pattern of the modules that take query, key and value, each [batch, heads,
-            sequence, head width], and return the same shape; nowhere else do places meet.
-        whole: names of modules whose first input, [batch, sequence], is needed whole.
-        heads: what the context axis must divide, as names of the model's configuration.
-        longest: name there of the most places in one sequence.
+            sequence, head dim], and return the same shape; positions interact nowhere else.
+        whole: names of modules whose first input, [batch, sequence], must be unsharded.
+        heads: what the context axis must divide, as fields of the model's configuration.
+        longest: field of the model's configuration: longest sequence.
     """
 
     name: str

@@ -1,6 +1,6 @@
-"""Lower the rate when a metric stops improving: a pure function of a state and a metric.
+"""Reduces the learning rate when a metric stops improving: a pure function of state and metric.
 
-Holds no counter of its own: the state is a value, and part of what a checkpoint keeps.
+Holds no counter of its own: the state is a value and part of the checkpoint.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from surefoot.core.stopping import Direction, is_improvement
 
 @dataclass(frozen=True, slots=True)
 class PlateauState:
-    """What `Plateau` remembers between evaluations."""
+    """State of `Plateau` between evaluations."""
 
     best: float | None = None
     """Best value so far; None before the first finite one."""
     bad_evaluations: int = 0
     """Evaluations without improvement since the best one, the last drop or the last cooldown."""
     cooldown_left: int = 0
-    """Evaluations to come that do not count as bad."""
+    """Remaining evaluations that do not count as bad."""
     multiplier: float = 1.0
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data that `from_json` reads back as an equal state."""
+        """Plain data for `from_json`."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PlateauState:
-        """The state that `as_json` wrote."""
+        """The state written by `as_json`."""
         return cls(**data)
 
 
 @dataclass(frozen=True, slots=True)
 class Plateau:
-    """Multiply the rate by `factor` after `patience` evaluations without improvement.
+    """Multiplies the rate by `factor` after `patience` evaluations without improvement.
 
     `plateau(state, metric) -> (state, multiplier)`; the multiplier starts at 1 and never falls
     below `floor`. An improvement is more than `min_delta` better than the best value so far; NaN
-    and infinity never are. The drop comes with the `patience`-th bad evaluation. torch's
-    ReduceLROnPlateau (threshold_mode="abs") lets `patience` bad ones pass and drops with the next:
-    its patience p is p + 1 here.
+    and infinity never are. The drop comes at the `patience`-th bad evaluation. torch's
+    ReduceLROnPlateau (threshold_mode="abs") accepts `patience` bad ones and drops at the next: its
+    patience p is p + 1 here.
 
     >>> plateau = Plateau(direction="min", factor=0.5, patience=2)
     >>> state, multipliers = plateau.begin(), []
@@ -59,7 +59,7 @@ class Plateau:
     patience: int = 10
     min_delta: float = 0.0
     cooldown: int = 0
-    """Evaluations after a drop that do not count."""
+    """Evaluations after a drop that are ignored."""
     floor: float = 0.0
 
     def __post_init__(self) -> None:
@@ -71,7 +71,7 @@ class Plateau:
             and 0 <= self.floor <= 1
         ):
             raise RequestError(
-                "this plateau rule cannot be",
+                "the plateau rule is invalid",
                 where=repr(self),
                 rule="0 < factor < 1, patience >= 1, min_delta and cooldown >= 0, 0 <= floor <= 1",
             )

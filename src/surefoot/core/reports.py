@@ -1,6 +1,6 @@
-"""What observers see: frozen host numbers, and nothing else.
+"""Reports for observers: frozen host numbers.
 
-A report never holds a tensor or a module, so that an observer cannot change the course of a run.
+A report never holds a tensor or a module, so that an observer cannot change a run.
 """
 
 from __future__ import annotations
@@ -12,45 +12,45 @@ from typing import NamedTuple, Protocol
 
 
 class StepReport(NamedTuple):
-    """One update, as it was computed. All numbers are plain Python numbers."""
+    """One update, as it was computed. All values are plain Python numbers."""
 
     step: int
-    """Updates completed after this one (a skipped update leaves it as it was)."""
+    """Updates completed after this one (a skipped update does not count)."""
     window: int
-    """Windows consumed so far, this one included; unique for every row of a run."""
+    """Windows consumed so far, including this one; unique for every row of a run."""
     epoch: int
     """Of the last sample of the window."""
     samples: int
     """Samples seen so far, over all data-parallel ranks."""
     tokens: int
-    """Loss-bearing tokens seen so far where the task counts tokens, else 0."""
+    """Loss-bearing tokens seen so far; 0 if the task does not count tokens."""
     loss: float
     """Loss sum of the whole window over its denominator."""
     terms: Mapping[str, float]
-    """Each term of a loss with several; empty where there is one."""
+    """Terms of a loss that has several; else empty."""
     weight: float
-    """Denominator of the update: loss-bearing items over the data-parallel ranks."""
+    """Denominator of the update: number of loss-bearing items over the data-parallel ranks."""
     grad_norm: float
     """Global gradient norm before clipping."""
     clipped: bool
     applied: bool
-    """False where the update was skipped."""
+    """False if the update was skipped."""
     lr: Mapping[str, float]
-    """Learning rate of each parameter group, as this update used it."""
+    """Learning rate of each parameter group in this update."""
     loss_scale: float
-    """Loss scale that this update used; 1.0 where none is needed."""
+    """Loss scale of this update; 1.0 if none is needed."""
     sample_ids: tuple[int, ...] = ()
     """Ids of the samples of this rank's window."""
     weight_norm: float | None = None
-    """Global weight norm after the update, on the updates that measure it."""
+    """Global weight norm after the update, on updates that measure it."""
     details: Mapping[str, float] = MappingProxyType({})
-    """Further signals by name, on sampled windows; empty on others."""
+    """Further signals by name, on sampled windows; else empty."""
     step_seconds: float = 0.0
-    """Wall time from the end of the update before to the end of this one."""
+    """Wall time from the end of the previous update to the end of this one."""
     data_seconds: float = 0.0
-    """Part of it spent waiting for data."""
+    """The part of it spent waiting for data."""
     memory_bytes: int = 0
-    """Peak memory: allocated on the device, or resident of the process on CPU."""
+    """Peak memory: allocated on the device, or resident in the process on CPU."""
     time: float = 0.0
     """Unix time at which the report was resolved."""
     ends_epoch: bool = False
@@ -65,9 +65,9 @@ class EvalReport:
     name: str
     """Name of the validation set."""
     metrics: Mapping[str, float]
-    """Metric name to value; `loss` is always there."""
+    """Metric name to value; always includes `loss`."""
     weight: float
-    """Loss-bearing items that the loss was averaged over."""
+    """Number of loss-bearing items that the loss was averaged over."""
     samples: int
     weights: str = "raw"
     """Which weights were evaluated: `raw` or `ema`."""
@@ -87,10 +87,10 @@ class Event:
 
 
 class Observer(Protocol):
-    """Reads reports. It must not keep the run waiting and cannot change it.
+    """Reads reports. It must return quickly and cannot change the run.
 
     Every method is optional: an object with one of them is an observer. A class that inherits from
-    this one has the others, which do nothing.
+    this one gets the others as no-ops.
 
     >>> class Losses(Observer):
     ...     def __init__(self) -> None:
@@ -111,4 +111,4 @@ class Observer(Protocol):
         """A start, a save, a skip, a failure; see `surefoot.observe.events.EventKind`."""
 
     def close(self) -> None:
-        """The run ends; called once, also where it fails."""
+        """The run has ended or failed; called once."""

@@ -4,11 +4,11 @@ A schedule holds no counter and knows no optimizer, no ranks and no units but up
 every docstring: n updates completed (0 before the first update, which uses `schedule(0)`), W length
 of the warm-up, T the horizon in updates, f the floor as a share of the peak.
 
-The warm-up w(n) of all of them is s + (1 - s) (n + 1) / W, with s = `warmup_start`, 0 unless given:
-the first update is never wasted on a rate of zero. A decay reaches its floor at n = T, so that the
-last update (n = T - 1) is not wasted either, and stays there for ever.
+The warm-up w(n) of all of them is s + (1 - s) (n + 1) / W, with s = `warmup_start`, default 0: the
+first update never has a rate of zero. A decay reaches its floor at n = T, so that the last update
+(n = T - 1) has a rate above it, and stays there.
 
-`torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)` accepts any of them as it is.
+`torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)` accepts all of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from surefoot.core.errors import RequestError
 
 
 class Undecided(Enum):
-    """The named choice for a moment that will be decided later, such as the start of a cooldown."""
+    """A named value for a moment that is decided later, such as the start of a cooldown."""
 
     UNDECIDED = "undecided"
 
@@ -36,7 +36,7 @@ UNDECIDED = Undecided.UNDECIDED
 Shape = Literal["linear", "cosine", "sqrt"]
 
 
-# No slots in this module: LambdaLR saves and restores the `__dict__` of the callable it is given.
+# No slots in this module: LambdaLR saves and restores the `__dict__` of its callable.
 class Schedule(ABC):
     """A multiplier of the peak learning rate for each update."""
 
@@ -51,23 +51,23 @@ class Schedule(ABC):
         """
         if n < 0:
             raise RequestError(
-                f"a schedule was asked for update {n}", rule="updates completed are counted from 0"
+                f"a schedule was called for update {n}", rule="updates completed are counted from 0"
             )
         return self._multiplier(n)
 
     def momentum(self, n: int) -> float | None:
-        """Momentum of that update; None where the schedule leaves momentum alone."""
+        """Momentum of that update; None if the schedule does not set momentum."""
         return None
 
     @property
     def settled_at(self) -> int | Undecided:
-        """First n from which the value never changes again; `UNDECIDED` where there is none yet."""
+        """First n from which the value is constant; `UNDECIDED` if not known yet."""
         return UNDECIDED
 
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """w(n) for n < W, then 1: the peak rate, after a warm-up if there is one.
+    """w(n) for n < W, then 1: the peak rate, after an optional warm-up.
 
     First value 1 (or 1/W); last value 1.
 
@@ -101,8 +101,8 @@ class WarmupCosine(Schedule):
 
     First value 1/W (1 where W = 0), 1 at n = W - 1 and n = W, last value f, reached at n = T.
     Source: SGDR, arXiv:1608.03983, eq. 5, one cycle; floor 0.1 as in GPT-3, arXiv:2005.14165,
-    appendix B. Step for step torch's SequentialLR of LinearLR(start_factor=1/W, total_iters=W - 1)
-    and CosineAnnealingLR(T_max=T - W, eta_min=f peak) with milestone W, up to T; beyond T torch's
+    appendix B. Equal to torch's SequentialLR of LinearLR(start_factor=1/W, total_iters=W - 1) and
+    CosineAnnealingLR(T_max=T - W, eta_min=f peak) with milestone W, up to T; beyond T torch's
     rises. For W <= n <= T and f = 0 it is transformers' get_cosine_schedule_with_warmup, whose
     warm-up n / W starts at zero instead, and which has no floor.
 
@@ -172,7 +172,7 @@ class InverseSqrt(Schedule):
     n < W: w(n)
     n >= W: sqrt(W / n)
 
-    First value 1/W, 1 at n = W; there is no last value, it falls for ever.
+    First value 1/W, 1 at n = W; no last value, it decreases for ever.
     Source: Attention Is All You Need, arXiv:1706.03762, eq. 3, scaled so that the peak is 1 at W;
     it is transformers' get_inverse_sqrt_schedule for n >= W (its timescale at the default, W).
 
@@ -263,18 +263,18 @@ class MultiStep(Schedule):
 
 @dataclass(frozen=True)
 class OneCycle(Schedule):
-    """Up to the peak, down past the start, while momentum goes the other way.
+    """Up to the peak, then down below the start, while momentum moves in the opposite direction.
 
-    With a(u, v, p) the anneal from u to v, which is v + (u - v) (1 + cos(pi p)) / 2 for `cos` and
-    u + (v - u) p for `linear`:
+    With the annealing a(u, v, p) from u to v, which is v + (u - v) (1 + cos(pi p)) / 2 for `cos`
+    and u + (v - u) p for `linear`:
 
     n <= R - 1: a(1/d, 1, n / (R - 1))
     n > R - 1: a(1, 1/(d D), (n - R + 1) / (T - R)), and 1/(d D) from n = T - 1 on
 
     where R is `rise`, d `initial_divisor` and D `final_divisor`. Momentum is a(high, low, .) and
     then a(low, high, .) over the same spans. R may be fractional, as in torch.
-    First value 1/d, 1 at n = R - 1, last value 1/(d D). Equal to torch's OneCycleLR (two
-    phases), which raises beyond T where this stays. Source: super-convergence, arXiv:1708.07120.
+    First value 1/d, 1 at n = R - 1, last value 1/(d D). Equal to torch's OneCycleLR (two phases),
+    which raises beyond T. Source: super-convergence, arXiv:1708.07120.
 
     >>> s = OneCycle(total=100, rise=30)
     >>> [round(s(n), 6) for n in (0, 29, 64, 99, 10**6)]
@@ -420,9 +420,9 @@ class ConstantCooldown(Schedule):
 
 
 def first_difference(before: Schedule, after: Schedule, until: int) -> int | None:
-    """First n below `until` at which two schedules differ; None where they agree on all of them.
+    """First n below `until` at which two schedules differ; None if they agree on all of them.
 
-    A run that is resumed at `until` with `after` keeps the past that `before` gave it if None.
+    If None, resuming at `until` with `after` does not change the past under `before`.
 
     >>> undecided = ConstantCooldown(UNDECIDED, cooldown=1)
     >>> first_difference(undecided, ConstantCooldown(cooldown_start=100, cooldown=50), until=100)
@@ -440,8 +440,8 @@ def _warmed(n: int, warmup: int, start: float) -> float:
 
 
 def _fall(n: int, start: int, length: int, floor: float, shape: Shape) -> float:
-    # Past the end the floor is returned as it was given: f + (1 - f) * 0 need not equal it, and the
-    # cosine would rise again.
+    # Past the end the floor is returned exactly: f + (1 - f) * 0 may differ from it, and the cosine
+    # would rise again.
     if n >= start + length:
         return floor
     progress = (n - start) / length
@@ -457,7 +457,7 @@ def _fall(n: int, start: int, length: int, floor: float, shape: Shape) -> float:
 
 def _require(condition: bool, where: str, rule: str) -> None:
     if not condition:
-        raise RequestError("this schedule cannot be", where=where, rule=rule)
+        raise RequestError("the schedule is invalid", where=where, rule=rule)
 
 
 def _check_warmup(warmup: int, start: float) -> None:

@@ -1,6 +1,6 @@
-"""End a run when a metric stops improving: a pure function of a state and a metric.
+"""Ends a run when a metric stops improving: a pure function of state and metric.
 
-Holds no counter of its own: the state is a value, and part of what a checkpoint keeps.
+Holds no counter of its own: the state is a value and part of the checkpoint.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def is_improvement(
 
 @dataclass(frozen=True, slots=True)
 class StoppingState:
-    """What `EarlyStopping` remembers between evaluations."""
+    """State of `EarlyStopping` between evaluations."""
 
     best: float | None = None
     """Best value so far; None before the first finite one."""
@@ -43,18 +43,18 @@ class StoppingState:
     """Evaluations without improvement since the best one."""
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data that `from_json` reads back as an equal state."""
+        """Plain data for `from_json`."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StoppingState:
-        """The state that `as_json` wrote."""
+        """The state written by `as_json`."""
         return cls(**data)
 
 
 @dataclass(frozen=True, slots=True)
 class EarlyStopping:
-    """Stop with the `patience`-th evaluation in a row without improvement.
+    """Stops at the `patience`-th evaluation in a row without improvement.
 
     `stopping(state, metric) -> (state, stop)`. An improvement is more than `min_delta` better than
     the best value so far; NaN and infinity never are.
@@ -75,7 +75,7 @@ class EarlyStopping:
     def __post_init__(self) -> None:
         if self.patience < 1 or not 0 <= self.min_delta < float("inf"):
             raise RequestError(
-                "this early stopping cannot be",
+                "the early-stopping rule is invalid",
                 where=repr(self),
                 rule="patience is at least 1, min_delta is finite and not negative",
             )

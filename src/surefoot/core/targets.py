@@ -1,4 +1,4 @@
-"""The user's own code by its name, `package.module:Name`: imported and called, never evaluated."""
+"""User code by name, `package.module:Name`: imported and called, never evaluated."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def import_target(target: str, where: str) -> Any:
     """Imports `package.module:Name`.
 
     Args:
-        where: dotted path of the key that names it, for messages.
+        where: dotted path of the key with the name, for messages.
 
     Raises:
-        RequestError: the module or the name in it is not there.
+        RequestError: the module or the name in it does not exist.
     """
     module_name, _, path = target.partition(":")
     try:
@@ -27,16 +27,16 @@ def import_target(target: str, where: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise RequestError(
-                f"{module_name} was found, but imports {error.name}, which is not there",
+                f"{module_name} was found, but imports {error.name}, which does not exist",
                 where=where,
-                rule="the user's own code is imported with all that it imports",
+                rule="user code is imported with everything that it imports",
                 remedy=f"install {error.name}, or correct the import",
             ) from error
         raise RequestError(
             f"there is no module {module_name}",
             where=where,
-            rule="the user's own code is imported from the working directory or the environment",
-            remedy="start surefoot where the module lies, or install its package",
+            rule="user code is imported from the working directory or the environment",
+            remedy="start surefoot in the folder of the module, or install its package",
         ) from error
     for name in path.split("."):
         if not hasattr(found, name):
@@ -57,7 +57,7 @@ def call_target(target: str, arguments: Mapping[str, Any], where: str) -> Any:
     """Imports `package.module:Name` and calls it with the arguments of the recipe.
 
     Raises:
-        RequestError: it is not there, or does not take these arguments.
+        RequestError: it does not exist, or does not accept these arguments.
     """
     return call(import_target(target, where), (), arguments, target, where)
 
@@ -68,29 +68,29 @@ def call(
     """`found(*first, **arguments)`.
 
     Args:
-        first: what Surefoot gives, in order.
-        arguments: what the recipe gives, by name.
+        first: passed by Surefoot, in order.
+        arguments: passed by the recipe, by name.
         name: of `found`, for messages.
         where: dotted path of the key that names it.
 
     Raises:
-        RequestError: it does not take these arguments.
+        RequestError: it does not accept these arguments.
     """
     check_call(found, first, arguments, name, where)
     return found(*first, **arguments)
 
 
 def bind(found: Any, num_first: int, arguments: Mapping[str, Any], name: str, where: str) -> Any:
-    """A function that is called later: `found(*first, **arguments)`; a class is made at once.
+    """A function to call later: `found(*first, **arguments)`; a class is instantiated now.
 
-    So a part may be written either way: `def clip(gradients, norm, limit)`, or a class that takes
-    `limit` and whose objects are called with `(gradients, norm)`.
+    So a part may be written either way: `def clip(gradients, norm, limit)`, or a class with the
+    parameter `limit` whose objects are called with `(gradients, norm)`.
 
     Args:
-        num_first: how many arguments Surefoot will give, in order, before those of the recipe.
+        num_first: number of arguments from Surefoot, before those of the recipe.
 
     Raises:
-        RequestError: it does not take these arguments.
+        RequestError: it does not accept these arguments.
     """
     if isinstance(found, type):
         return call(found, (), arguments, name, where)
@@ -101,30 +101,30 @@ def bind(found: Any, num_first: int, arguments: Mapping[str, Any], name: str, wh
 def check_call(
     found: Any, first: Sequence[Any], arguments: Mapping[str, Any], name: str, where: str
 ) -> None:
-    """Checks the arguments against the signature, where there is one; calls nothing.
+    """Checks the arguments against the signature, if there is one; calls nothing.
 
     Raises:
-        RequestError: it cannot be called, or does not take these arguments.
+        RequestError: it cannot be called, or does not accept these arguments.
     """
     if not callable(found):
         raise RequestError(
             f"{name} is a {type(found).__name__}",
             where=where,
-            rule="a class or a function is named",
+            rule="the name refers to a class or a function",
             remedy="name a class or function",
         )
     try:
         signature = inspect.signature(found)
     except ValueError:
-        return  # Some classes written in C do not tell their signature.
+        return  # Some classes written in C have no signature.
     try:
         signature.bind(*first, **arguments)
     except TypeError as error:
         raise RequestError(
-            f"{name} cannot be called so: {error}",
+            f"{name} cannot be called like this: {error}",
             where=f"{where} with {dict(arguments)}",
             rule="arguments are passed by name",
-            remedy=f"it is {name.rpartition(':')[2]}{signature}",
+            remedy=f"its signature is {name.rpartition(':')[2]}{signature}",
         ) from error
 
 

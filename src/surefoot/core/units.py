@@ -1,6 +1,6 @@
-"""Counts with a unit: steps, tokens, samples, epochs, seconds, bytes, FLOPs. They refuse to mix.
+"""Counts with a unit: steps, tokens, samples, epochs, seconds, bytes, FLOPs. Units do not mix.
 
-Never converts one unit into another: that takes facts about a run, and is in `counting.py`.
+Never converts one unit into another: that needs facts about a run, see `counting.py`.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from surefoot.core.errors import MixedUnitsError, RequestError
 
 @dataclass(frozen=True, slots=True)
 class Count(ABC):
-    """A number of something, zero or more. Use one of the kinds below, never this base.
+    """A nonnegative number of something. Use one of the kinds below, not this base.
 
     Two counts of one kind add, subtract, compare and divide (a ratio, a plain number); a count
-    times a plain number is a count. Two kinds never do: `MixedUnitsError`, which is a `TypeError`.
-    Only `==` between kinds is allowed, and is False, so that counts work as dictionary keys.
+    times a plain number is a count. Counts of two kinds raise `MixedUnitsError`, a `TypeError`;
+    only `==` is allowed and is False, so that counts work as dictionary keys.
     """
 
     value: float
 
     kind: ClassVar[str] = ""
-    """Plural name of what is counted, as in messages."""
+    """Plural name of the unit, used in messages."""
     symbol: ClassVar[str] = ""
-    """Unit that `str` writes and `parse_count` reads."""
+    """Unit written by `str` and read by `parse_count`."""
     whole: ClassVar[bool] = True
-    """Whether only whole numbers make sense."""
+    """Whether only integers are valid."""
 
     def __post_init__(self) -> None:
         if not self.kind:
@@ -44,12 +44,12 @@ class Count(ABC):
                 rule=f"a count of {self.kind} is {expected}",
             )
         if not self.whole:
-            # One form for one amount: 5400 s and 5400.0 s are written, stored and compared alike.
+            # One form for each amount: 5400 s and 5400.0 s are written, stored and compared alike.
             number = _as_float(number)
             object.__setattr__(self, "value", number)
         if not 0 <= number < float("inf"):
             raise RequestError(
-                f"{number!r} is no count of {self.kind}", rule="a count is finite and not negative"
+                f"{number!r} is not a count of {self.kind}", rule="it is finite and not negative"
             )
 
     def _same(self, other: object, verb: str) -> Self:
@@ -59,7 +59,7 @@ class Count(ABC):
         raise MixedUnitsError(
             f"cannot {verb} {self.kind} and {name}",
             rule="counts of different kinds do not mix",
-            remedy="convert one of them with surefoot.core.counting, which needs to know the run",
+            remedy="convert one of them with surefoot.core.counting, given facts of the run",
         )
 
     def __add__(self, other: object) -> Self:
@@ -142,7 +142,7 @@ class Samples(Count):
 
 @dataclass(frozen=True, slots=True)
 class Epochs(Count):
-    """Passes over the training set; half an epoch makes sense."""
+    """Passes over the training set; may be fractional."""
 
     kind = "epochs"
     symbol = "epochs"
@@ -200,12 +200,12 @@ _COUNT = re.compile(
 
 
 def parse_count(text: str) -> Count:
-    """Read a count and its unit.
+    """Parses a count and its unit.
 
     Units: `steps` (or `updates`), `tokens`, `samples`, `epochs`, `s`, `min`, `h`, `d`, `B`, `kB` to
     `TB` (powers of 1000), `KiB` to `TiB` (powers of 1024), `FLOPs`. Steps, tokens, samples and
-    FLOPs may carry `k`, `M`, `B` (10^9) or `T`. Underscores may group digits; commas may not,
-    since they mean the decimal point to some readers.
+    FLOPs may have a suffix `k`, `M`, `B` (10^9) or `T`. Underscores may group digits; commas may
+    not, since they are decimal points in some countries.
 
     >>> parse_count("375M tokens"), parse_count("10_000 steps"), parse_count("1.5h")
     (Tokens(value=375000000), Steps(value=10000), Seconds(value=5400.0))
@@ -213,12 +213,12 @@ def parse_count(text: str) -> Count:
     True
 
     Raises:
-        RequestError: no number, no unit, an unknown unit, or a fraction of a whole thing.
+        RequestError: no number, no unit, an unknown unit, or a fraction of an integer unit.
     """
     match = _COUNT.fullmatch(text)
     if match is None:
         raise RequestError(
-            f"{text!r} is no count",
+            f"{text!r} is not a count",
             rule="a count is a number and a unit",
             remedy="write for example '1000 steps', '375M tokens', '2 epochs', '30 min', '4 GiB'",
         )

@@ -1,7 +1,7 @@
-"""Randomness of samples: keyed by (seed, epoch, sample id), never drawn from a stream.
+"""Randomness of samples: keyed by (seed, epoch, sample id), never drawn from a running stream.
 
-Whatever a sample draws from Python's, NumPy's or torch's global generators while it is read depends
-on its key alone, and the training never sees that it was drawn.
+Whatever reading a sample draws from Python's, NumPy's or torch's global generators depends on its
+key alone; the generators of the training are restored afterwards.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from surefoot.data.order import sample_seed
 
 Read = TypeVar("Read")
 HAS_GAUSS = 3
-"""Where `numpy.random.get_state()` says whether a normal number was drawn ahead."""
+"""Index in `numpy.random.get_state()` of the flag for a cached normal number."""
 
 
 @contextmanager
 def preserved_cpu_rng() -> Iterator[None]:
-    """Puts the global CPU generators back as they were, also after an error."""
+    """Restores the global CPU generators, also after an error."""
     python_state = random.getstate()
     numpy_state = np.random.get_state()
     torch_state = torch.get_rng_state()
@@ -37,28 +37,28 @@ def preserved_cpu_rng() -> Iterator[None]:
 
 
 def seed_for_sample(seed: int, epoch: int, sample_id: int) -> None:
-    """Set the global CPU generators for reading one sample. Call inside `preserved_cpu_rng`."""
+    """Seeds the global CPU generators for reading one sample. Call in `preserved_cpu_rng`."""
     key = sample_seed(seed, epoch, sample_id)
     random.seed(key)
     np.random.seed([key & 0xFFFFFFFF, key >> 32])
-    # `torch.manual_seed` would reseed the accelerators too, which no sample may touch.
+    # `torch.manual_seed` would also reseed the accelerators.
     torch.default_generator.manual_seed(key)
 
 
 class DrawWatch:
-    """Finds out whether reading samples draws from a global CPU generator.
+    """Detects whether reading samples draws from a global CPU generator.
 
-    Seeding three generators for each sample takes longer than reading most samples. Where nothing
-    is drawn no seed can matter, and to look once a batch is enough to know.
+    Seeding three generators per sample takes longer than reading most samples. If nothing is drawn,
+    no seed matters, and one check per batch is enough.
     """
 
     def __init__(self) -> None:
         self._numpy: tuple[bytes, Any] | None = None
 
     def read(self, read: Callable[[], Read]) -> Read | None:
-        """What `read()` returns, or None where it drew a number or failed.
+        """The result of `read()`, or None if it drew a number or failed.
 
-        The generators are as they were in either case.
+        The generators are unchanged in either case.
         """
         python_state = random.getstate()
         torch_state = torch.default_generator.get_state()
@@ -66,7 +66,7 @@ class DrawWatch:
         found = None
         drew = True
         try:
-            # NumPy may hold a number that it drew ahead: taking it would move no generator.
+            # NumPy may hold a cached normal number: using it would change no generator state.
             if not numpy_state[HAS_GAUSS]:
                 found = read()
                 drew = (
@@ -75,7 +75,7 @@ class DrawWatch:
                     or python_state != random.getstate()
                 )
         except Exception:
-            return None  # Read again with its seed, whatever fails there is the same each time.
+            return None  # Read again with its seed, so that a failure is reproducible.
         finally:
             if drew:
                 random.setstate(python_state)
@@ -84,7 +84,7 @@ class DrawWatch:
         return None if drew else found
 
     def _read_numpy(self) -> tuple[bytes, Any]:
-        """NumPy's state as it lies in memory and as `get_state` gives it, 50 times slower."""
+        """NumPy's state as raw memory and as `get_state` returns it, which is 50 times slower."""
         memory = _numpy_memory()
         if self._numpy is None or self._numpy[0] != memory or self._numpy[1][HAS_GAUSS]:
             self._numpy = memory, np.random.get_state()
@@ -92,7 +92,7 @@ class DrawWatch:
 
 
 def _numpy_memory() -> bytes:
-    """The state of NumPy's global Mersenne Twister: 624 words and the position among them."""
+    """The state of NumPy's global Mersenne Twister: 624 words and the position in them."""
     return ctypes.string_at(np.random.mtrand.get_bit_generator().ctypes.state_address, 4 * 625)
 
 
@@ -100,9 +100,9 @@ class AugmentedSource:
     """A source whose samples pass through a random transform.
 
     Args:
-        source: where samples come from.
-        transform: `transform(sample) -> sample`; it may draw from Python's, NumPy's or torch's
-            global generators, which are keyed by (seed, epoch, sample id).
+        source: the source of the samples.
+        transform: `transform(sample) -> sample`; may draw from Python's, NumPy's or torch's global
+            generators, which are keyed by (seed, epoch, sample id).
     """
 
     is_random = True
@@ -122,7 +122,7 @@ class AugmentedSource:
         return self._source.collate(samples)
 
     def locate(self, index: int) -> str:
-        """Where a sample comes from, for messages."""
+        """Origin of a sample, for messages."""
         inner = getattr(self._source, "locate", None)
         return str(inner(index)) if inner else f"sample {index} of {self._source.name}"
 

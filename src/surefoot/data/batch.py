@@ -1,6 +1,6 @@
-"""One micro-batch as the engine receives it, and how a batch reaches a device.
+"""One micro-batch as the engine receives it, and its transfer to a device.
 
-Walks the containers that batches are made of; never reads a value, so it never waits for a device.
+Traverses the containers of a batch; reads no values, so it never waits for a device.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 from surefoot.core.errors import DataError
 
 SINGLE_TERM = "loss"
-"""Name of the one weight of a task whose loss has one term."""
+"""Name of the weight of a task whose loss has one term."""
 
 
 class CursorLike(Protocol):
-    """What a run stores to continue its data: a `Cursor`, or a `StreamCursor`."""
+    """What a run stores to resume its data: a `Cursor` or a `StreamCursor`."""
 
     @property
     def epoch(self) -> int: ...
@@ -31,14 +31,14 @@ class CursorLike(Protocol):
 
 
 class MicroBatch(NamedTuple):
-    """What one forward and backward sees on one rank, and where the run stands after it."""
+    """What one forward and backward sees on one rank, and the cursor after it."""
 
     data: Any
     """The collated batch, on the device."""
     weights: Mapping[str, float]
-    """Loss-bearing items for each term of the loss; `{"loss": w}` where there is one."""
+    """Number of loss-bearing items per term of the loss; `{"loss": w}` for a single term."""
     samples: int
-    """Samples that count; 0 for the filler of a rank that has run out of data."""
+    """Number of samples that count; 0 for a rank that has run out of data."""
     ids: tuple[int, ...]
     """Sample ids, in the order of the batch."""
     cursor_after: CursorLike
@@ -47,7 +47,7 @@ class MicroBatch(NamedTuple):
     epoch: int = 0
 
     def with_data(self, data: Any) -> MicroBatch:
-        """The same micro-batch around other data, such as its copy on a device."""
+        """The same micro-batch with other data, such as its copy on a device."""
         # Much cheaper than `dataclasses.replace`, and called for every batch.
         return MicroBatch(
             data,
@@ -62,10 +62,10 @@ class MicroBatch(NamedTuple):
 
 
 def map_leaves(data: Any, function: Callable[[Any], Any]) -> Any:
-    """Apply `function` to each leaf that can move, and rebuild the containers around it.
+    """Applies `function` to each leaf that can move, and rebuilds the containers around it.
 
     Leaves are tensors and objects with their own `.to`. Lists, tuples, named tuples, mappings and
-    data classes are entered; anything else is kept as it is.
+    data classes are traversed; anything else is kept.
     """
     if isinstance(data, torch.Tensor) or _moves_itself(data):
         return function(data)
@@ -80,7 +80,7 @@ def map_leaves(data: Any, function: Callable[[Any], Any]) -> Any:
     if dataclasses.is_dataclass(data) and not isinstance(data, type):
         moved = copy.copy(data)
         for field in dataclasses.fields(data):
-            # A frozen data class refuses plain assignment, and `replace` would run its __init__.
+            # A frozen data class refuses assignment, and `replace` would run its __init__.
             value = map_leaves(getattr(data, field.name), function)
             object.__setattr__(moved, field.name, value)
         return moved
@@ -88,26 +88,26 @@ def map_leaves(data: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def map_tensors(data: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """`map_leaves` for tensors alone; objects with their own `.to` are kept as they are."""
+    """`map_leaves` for tensors only; objects with their own `.to` are kept."""
     return map_leaves(data, lambda leaf: function(leaf) if _is_tensor(leaf) else leaf)
 
 
 def map_objects(data: Any, function: Callable[[Any], Any]) -> Any:
-    """`map_leaves` for objects with their own `.to` alone; tensors are kept as they are."""
+    """`map_leaves` for objects with their own `.to` only; tensors are kept."""
     return map_leaves(data, lambda leaf: leaf if _is_tensor(leaf) else function(leaf))
 
 
 def move_to(data: Any, device: torch.device | str, non_blocking: bool = False) -> Any:
-    """Copy a batch to a device; what is there already is passed through.
+    """Copies a batch to a device; what is there already is passed through.
 
     Args:
         data: tensors in tuples, named tuples, lists, mappings or data classes, or objects with
             their own `.to(device)`, such as a transformers `BatchEncoding`.
-        device: where to.
-        non_blocking: let copies of tensors from pinned memory run beside the host.
+        device: the target.
+        non_blocking: copy tensors in pinned memory asynchronously.
 
     Raises:
-        DataError: an object's own `.to` refuses.
+        DataError: an object's own `.to` raised.
     """
 
     def move(leaf: Any) -> Any:
@@ -119,10 +119,10 @@ def move_to(data: Any, device: torch.device | str, non_blocking: bool = False) -
 
 
 def move_object(leaf: Any, device: torch.device | str) -> Any:
-    """Move an object by its own `.to`.
+    """Moves an object by its own `.to`.
 
     Raises:
-        DataError: it refuses.
+        DataError: it raised.
     """
     try:
         return leaf.to(device)
@@ -153,12 +153,12 @@ def _like(original: Mapping[Any, Any], mapped: dict[Any, Any]) -> Any:
 
 
 def is_aligned(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is strided and its memory begins on a border of 64 bytes."""
+    """Whether a tensor is strided and its memory is aligned to 64 bytes."""
     return tensor.layout is torch.strided and tensor.data_ptr() % 64 == 0
 
 
 def describe(data: Any) -> str:
-    """Shapes and types of a batch or sample, in one short line for messages."""
+    """Shapes and types of a batch or sample, as one short line for messages."""
     if isinstance(data, torch.Tensor):
         return f"{str(data.dtype).removeprefix('torch.')}{list(data.shape)}"
     if hasattr(data, "dtype") and hasattr(data, "shape"):

@@ -1,7 +1,7 @@
-"""An interpolated bigram model: what a trained language model must beat to have learned anything.
+"""An interpolated bigram model: the baseline that a trained language model must beat.
 
-Counts pairs of neighbouring tokens, nothing else. It is fitted on training tokens only; its mixing
-weight too.
+Counts pairs of neighbouring tokens. Both the counts and the mixing weight are fitted on training
+tokens only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from surefoot.core.errors import DataError
 Tokens = npt.NDArray[np.int64]
 
 HELD_OUT_SHARE = 20
-"""One twentieth of the training tokens, the last, chooses the mixing weight."""
+"""1 / 20 of the training tokens, the last ones, select the mixing weight."""
 MIXING_WEIGHTS = tuple(n / 20 for n in range(1, 20))
 
 
@@ -24,21 +24,21 @@ MIXING_WEIGHTS = tuple(n / 20 for n in range(1, 20))
 class Bigram:
     """`p(next | last) = mix * count(last, next) / count(last) + (1 - mix) * p(next)`.
 
-    `p(next)` is the share of the token with one added to each count, so it is never 0. See Jelinek
+    `p(next)` is the token's share with one added to each count, so it is never 0. See Jelinek
     and Mercer, "Interpolated estimation of Markov source parameters from sparse data" (1980).
     """
 
     vocabulary_size: int
     pairs: npt.NDArray[np.int64]
-    """Sorted codes `last * vocabulary_size + next` of the pairs that were seen."""
+    """Sorted codes `last * vocabulary_size + next` of the observed pairs."""
     pair_counts: npt.NDArray[np.int64]
     counts: npt.NDArray[np.int64]
-    """How often each token was seen as the first of a pair."""
+    """How often each token was observed as the first of a pair."""
     unigram: npt.NDArray[np.float64]
     mix: float
 
     def bits(self, tokens: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Bits of each token but the first, given the one before it: `-log2 p`, [N - 1]."""
+        """Bits of each token but the first, given the previous one: `-log2 p`, [N - 1]."""
         ids = np.asarray(tokens, dtype=np.int64)
         last, following = ids[:-1], ids[1:]
         seen = self._conditional(last, following)
@@ -71,7 +71,7 @@ def fit_bigram(tokens: npt.ArrayLike, vocabulary_size: int) -> Bigram:
 
 
 def bits_per_byte(bigram: Bigram, tokens: npt.ArrayLike, bytes_per_token: npt.ArrayLike) -> float:
-    """Bits of all tokens but the first over the bytes that they stand for."""
+    """Bits of all tokens but the first, divided by the bytes that they encode."""
     ids = np.asarray(tokens, dtype=np.int64)
     return float(bigram.bits(ids).sum() / np.asarray(bytes_per_token)[ids[1:]].sum())
 

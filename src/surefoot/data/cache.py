@@ -1,7 +1,7 @@
-"""Where prepared data is kept, and how it gets there whole.
+"""The cache of prepared data.
 
-An entry is named by the hash of what it was made from, written beside and published by one rename.
-It never holds pickle and is never changed; deleting the folder costs time, not results.
+An entry is named by the hash of its inputs, written to a temporary folder and published by a
+rename. It contains no pickle and never changes; deleting the cache costs time, not results.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def default_cache_dir() -> Path:
 
 
 def cached_folder(cache_dir: Path, name: str, build: Callable[[Path], None]) -> Path:
-    """The entry `name`, built if it is not there.
+    """The entry `name`, built if missing.
 
     Args:
         cache_dir: the cache.
-        name: holds the hash of everything the content depends on.
+        name: contains the hash of everything that the content depends on.
         build: fills an empty folder; called at most once by this process.
 
     Raises:
@@ -47,15 +47,15 @@ def cached_folder(cache_dir: Path, name: str, build: Callable[[Path], None]) -> 
         try:
             beside.rename(final)
         except OSError:
-            # Another process published the same entry first; the content is the same.
+            # Another process has published the same entry; the content is the same.
             if not final.is_dir():
                 raise
         _sync(cache_dir)
     except OSError as error:
         raise DataError(
-            f"prepared data could not be kept: {error.strerror or error}",
+            f"prepared data could not be written to the cache: {error.strerror or error}",
             where=str(cache_dir),
-            rule="the cache folder can be written and has room",
+            rule="the cache folder is writable and has free space",
             remedy="free space, or set XDG_CACHE_HOME to another folder",
         ) from error
     finally:

@@ -1,6 +1,6 @@
-"""Samples of different length in one batch: padded, and the padding counts for nothing.
+"""Batches of samples of different length: padding, which has no weight.
 
-It pads and stacks; it truncates nothing.
+Pads and stacks; truncates nothing.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ DOCUMENTS_KEY = "document_ids"
 
 
 def collate_samples(samples: Sequence[Any]) -> Any:
-    """Samples to one batch as torch's `default_collate` does it; data classes too.
+    """Collates samples as torch's `default_collate` does; also data classes.
 
-    A batch of data classes is one of the same class, with each field collated. An entry that is
+    A batch of data classes is one of the same class, with each field collated. A field that is
     None in every sample stays None.
     """
     first = samples[0]
@@ -65,17 +65,17 @@ def _holds_data_class(sample: Any) -> bool:
 class PaddingCollate:
     """Pads the first dimension of token sequences to the longest of the batch.
 
-    Samples are mappings. Each value of the kind of `length_key` (a sequence as long as it) is
-    padded: labels with -100, masks with 0, `length_key` with `pad_id`, others with 0. Everything
+    Samples are mappings. Every value of the same type and length as `length_key` is padded: labels
+    with -100, masks with 0, `length_key` with `pad_id`, others with 0. Everything else is stacked.
     else is stacked. The batch always holds `attention_mask` (1 where a token is real): that of the
     samples, or else one of the padding alone. Samples without a target (`labels`, `label`,
     `targets`, `target` or `y`) are given `labels` aligned with the tokens: the tokens themselves,
     and -100 where the mask is 0 and, with `document_ids`, at the first token of each document.
 
     Args:
-        pad_id: token that fills up.
-        multiple_of: pad further, to a multiple of this length; few shapes suit compiled models.
-        length_key: name of the tokens.
+        pad_id: padding token.
+        multiple_of: pad to a multiple of this length; compiled models benefit from few shapes.
+        length_key: key of the tokens.
         add_labels: give token labels to samples without a target.
     """
 
@@ -85,7 +85,7 @@ class PaddingCollate:
     add_labels: bool = True
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The batch: padded values [B, longest, …], others as torch stacks them.
+        """The batch: padded values [B, longest, …], others stacked.
 
         Raises:
             DataError: the samples are no mappings, lack the tokens or have different keys, or
@@ -121,7 +121,7 @@ class PaddingCollate:
                 raise DataError(
                     f"a sample is {describe(sample)}",
                     rule=f"each sample is a mapping with {self.length_key!r}",
-                    remedy="return a dict from the dataset, or name its tokens in length_key",
+                    remedy="return a dict from the dataset, or set length_key to its key of tokens",
                 )
         keys = list(samples[0])
         for sample in samples[1:]:
@@ -185,6 +185,6 @@ def _padded(values: Sequence[Any], longest: int, filler: int) -> Tensor:
 
 
 def padding_fraction(batch: Mapping[str, Any]) -> float:
-    """Share of the places of a padded batch that hold no token."""
+    """Share of padding among the positions of a batch."""
     mask = batch[MASK_KEY]
     return (mask.numel() - int(mask.sum())) / mask.numel()

@@ -1,9 +1,9 @@
-"""Copies batches to a CUDA device ahead of their use.
+"""Prefetches batches to a CUDA device.
 
-A large batch goes through page-locked memory on a stream of its own, so that its copy runs beside
-the computation on the batch before. A small one is copied on the stream that uses it: the driver
-takes it at once, without waiting for the device, and streams and events would cost more than they
-save. One batch is held in advance; no value is changed.
+A large batch goes through page-locked memory on a side stream, so that its copy overlaps with the
+computation on the previous batch. A small one is copied on the stream that uses it: the driver
+accepts it immediately, and streams and events would cost more than they save. Prefetches one
+batch; changes no values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from surefoot.core.errors import RequestError
 from surefoot.data.batch import MicroBatch, map_leaves, map_tensors, move_object, move_to
 
-# Up to this size the driver takes a copy from pageable memory without waiting for the device.
+# Up to this size the driver copies from pageable memory without waiting for the device.
 _SMALL_BYTES = 64 * 1024
 
 
@@ -31,15 +31,15 @@ class _Sent:
     batch: MicroBatch
     event: torch.cuda.Event
     host: Any
-    """Kept until the device has been told to wait for the copy."""
+    """Source memory, kept until the copy is ordered before its use."""
 
 
 class DeviceStage:
-    """Pins, copies on a side stream and hands over, one batch ahead.
+    """Pins batches, copies them on a side stream and yields them, one batch ahead.
 
     Args:
         device: a CUDA device.
-        pin_memory: copy through page-locked memory; without it the copy waits for the host.
+        pin_memory: copy through page-locked memory; without it the host waits for the copy.
     """
 
     def __init__(self, device: torch.device, pin_memory: bool) -> None:
@@ -56,7 +56,7 @@ class DeviceStage:
             return cls(device, pin_memory != "off")
         if pin_memory == "on":
             raise RequestError(
-                f"pinned memory does not help on {device.type}",
+                f"pinned memory has no effect on {device.type}",
                 where="loader.pin_memory",
                 rule="page-locked memory speeds up copies to CUDA devices",
                 remedy="set loader.pin_memory to auto",
@@ -74,7 +74,7 @@ class DeviceStage:
                 except StopIteration:
                     break
                 except Exception as error:
-                    # What was loaded before the failure is still used before it is reported.
+                    # Batches loaded before a failure are used before it is raised.
                     failure = error
                     break
                 if len(ahead) > 1:
@@ -103,11 +103,11 @@ class DeviceStage:
 
         def hand_over(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
-                # It hides its tensors, so it moves here, on the stream that uses it.
+                # It hides its tensors, so it is moved here, on the stream that uses it.
                 return move_object(leaf, self._device)
             if leaf.is_cuda:
-                # Tells the allocator that the memory is in use on this stream too: it must not be
-                # given to the next copy while a kernel still reads it.
+                # Tells the allocator that this stream uses the memory, too: it must not be reused
+                # for the next copy while a kernel still reads it.
                 leaf.record_stream(current)
             return leaf
 

@@ -1,7 +1,7 @@
 """Turns one planned micro-batch into a collated batch and its weights, on the CPU.
 
-The same function runs in the process of the training and in workers, so both give the same bits.
-It knows nothing of order, devices or processes.
+The same function runs in the training process and in workers, so both give the same bits. Knows
+nothing of order, devices or processes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Fetcher:
 
     Args:
         source: a `Source`.
-        weight: loss-bearing items of a collated CPU batch.
+        weight: number of loss-bearing items of a collated CPU batch.
         seed: key of the randomness of samples.
     """
 
@@ -44,8 +44,8 @@ class Fetcher:
         """Collated batch and its weights.
 
         Raises:
-            DataError: a sample cannot be read, samples do not fit together, or the weight is not
-                a number >= 0; the dataset and the sample ids are named.
+            DataError: a sample cannot be read, samples cannot be collated, or the weight is not a
+                number >= 0; names the dataset and the sample ids.
         """
         try:
             return self._fetch_or_seed(epoch, indices)
@@ -59,7 +59,7 @@ class Fetcher:
             found = self._watch.read(lambda: self._fetch_one_by_one(indices.tolist()))
             if found is not None:
                 return found
-            # From the first batch that draws a number on, each sample gets its seed at once.
+            # From the first batch that draws a random number on, each sample is seeded.
             self._watch = None
         with preserved_cpu_rng():
             return self._fetch_one_by_one(
@@ -101,7 +101,7 @@ class Fetcher:
             try:
                 return list(many(ids))
             except RAISED_BY_USER_CODE:
-                # One by one, the sample at fault can be named.
+                # One by one, so that the error names the sample.
                 pass
         return [self._read(index) for index in ids]
 
@@ -125,15 +125,15 @@ class Fetcher:
 
 
 def aligned(data: Any) -> Any:
-    """The batch with each tensor's memory on a border of 64 bytes, where torch puts its own.
+    """The batch with each tensor's memory aligned to 64 bytes, as torch allocates it.
 
-    Matrix libraries may sum in another order where memory lies otherwise, and batches come out of
-    NumPy, out of messages and out of torch: without this, the number of workers could show in the
-    last bit of a weight.
+    Matrix libraries may sum in another order for other alignments, and batches come from NumPy,
+    from messages and from torch: without this, the number of workers could change the last bit of
+    a weight.
     """
     leaves = data if type(data) is tuple else data.values() if type(data) is dict else (data,)
     if all(type(leaf) is torch.Tensor and is_aligned(leaf) for leaf in leaves):
-        return data  # Nearly always, and much cheaper than to look into every kind of container.
+        return data  # The common case, and much cheaper than a traversal.
     return map_tensors(data, _aligned)
 
 
@@ -142,7 +142,7 @@ def _aligned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def place_of(source: Any, ids: Sequence[int]) -> str:
-    """Where samples lie, for messages: the dataset, the ids and, for one, what it was made from."""
+    """Origin of samples for messages: dataset, ids and, for a single one, its file."""
     if len(ids) == 1:
         locate = getattr(source, "locate", None)
         origin = f" ({locate(ids[0])})" if locate is not None else ""
@@ -152,10 +152,10 @@ def place_of(source: Any, ids: Sequence[int]) -> str:
 
 
 def collated(source: Any, samples: Sequence[Any], ids: Sequence[int]) -> Any:
-    """One batch of samples.
+    """Collates samples into one batch.
 
     Raises:
-        DataError: they do not fit together; the shapes and ids are named.
+        DataError: they cannot be collated; names shapes and ids.
     """
     try:
         return source.collate(samples)
@@ -167,10 +167,10 @@ def collated(source: Any, samples: Sequence[Any], ids: Sequence[int]) -> Any:
             for index, sample in zip(ids[:8], samples, strict=False)
         )
         raise DataError(
-            f"samples of {source.name} do not fit into one batch: {error}",
+            f"samples of {source.name} cannot be collated into one batch: {error}",
             where=shapes + ("; …" if len(samples) > 8 else ""),
             rule="the samples of a micro-batch have equal types and shapes",
-            remedy="give surefoot.DatasetSource(dataset, collate=surefoot.PaddingCollate()), or a "
+            remedy="use surefoot.DatasetSource(dataset, collate=surefoot.PaddingCollate()), or a "
             "collate function of your own",
         ) from error
 
@@ -178,11 +178,11 @@ def collated(source: Any, samples: Sequence[Any], ids: Sequence[int]) -> Any:
 def checked_weights(
     weight: WeightFunction, data: Any, source: Any, ids: Sequence[int]
 ) -> dict[str, float]:
-    """Weights of a CPU batch as a mapping.
+    """Weights of a CPU batch as a mapping, checked.
 
     Raises:
-        DataError: the batch is not what the task expects, or a weight is no number >= 0; the
-            sample at fault is named where one is.
+        DataError: the batch is not what the task expects, or a weight is not a number >= 0; names
+            the sample if possible.
     """
     try:
         with batch_of_samples(len(ids)):
@@ -198,7 +198,7 @@ def checked_weights(
         raise DataError(
             f"the weight of a batch could not be computed: {type(error).__name__}: {error}",
             where=f"{place_of(source, ids)}: {describe(data)}",
-            rule="weight(batch) works on every collated batch, on the CPU",
+            rule="weight(batch) accepts every collated batch, on the CPU",
         ) from error
     weights = dict(value) if isinstance(value, Mapping) else {SINGLE_TERM: value}
     for term, number in weights.items():

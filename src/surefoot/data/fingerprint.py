@@ -1,7 +1,7 @@
-"""Hashes of samples and datasets: equal data, equal text; changed data, changed text.
+"""Hashes of samples and datasets: equal text if and only if the data is equal.
 
-Walks plain containers, tensors and arrays. It never hashes an address, a time or an order of
-insertion.
+Traverses plain containers, tensors and arrays. Never hashes an address, a time or an insertion
+order.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
-# Samples read where a dataset can only be fingerprinted by reading it.
+# Number of samples read where a dataset can only be fingerprinted by reading it.
 _SAMPLED = 64
 
 
 def hash_value(value: Any, digest: hashlib.blake2b | None = None) -> str:
     """Hex digest of a sample: tensors, arrays, text, numbers and containers of them.
 
-    Other objects count by their class and, where they have it, `tobytes()`.
+    Other objects are hashed by class name and, if available, `tobytes()`.
     """
     digest = digest or hashlib.blake2b(digest_size=16)
     _feed(digest, value)
@@ -70,7 +70,7 @@ def _feed(digest: hashlib.blake2b, value: Any) -> None:
 
 
 def sampled_indices(num_samples: int) -> list[int]:
-    """At most 64 indices, spread evenly, first and last among them."""
+    """At most 64 evenly spaced indices, including the first and the last."""
     if num_samples <= _SAMPLED:
         return list(range(num_samples))
     return sorted({round(i * (num_samples - 1) / (_SAMPLED - 1)) for i in range(_SAMPLED)})

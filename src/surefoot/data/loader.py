@@ -1,7 +1,7 @@
-"""Brings micro-batches to the device, in the order of the plan.
+"""Delivers micro-batches to the device, in the order of the plan.
 
-The plan alone decides which samples come and when: workers, prefetch and device change how fast,
-never what. It draws from no global random stream and never waits for a worker without a deadline.
+The plan alone decides which samples come and when: workers, prefetch and device change the speed
+only. Draws from no global random stream and never waits for a worker without a deadline.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from surefoot.data.sources.stream import StreamCursor, StreamPlan, StreamSource
 from surefoot.data.workers import StartMethod, WorkerPool
 
 AnyCursor = Cursor | StreamCursor | Mapping[str, Any]
-"""A cursor, or the JSON of one."""
+"""A cursor, or its JSON form."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderSettings:
-    """How samples are fetched. None of it changes a bit of what the training sees."""
+    """How samples are fetched. Changes no bit of what the training sees."""
 
     workers: int = 0
-    """Processes that read samples; 0 reads them in the process of the training."""
+    """Number of processes that read samples; 0: read in the training process."""
     pin_memory: Literal["auto", "on", "off"] = "auto"
-    """Copy through page-locked memory; `auto` does so where the device is a CUDA device."""
+    """Copy through page-locked memory; `auto`: only if the device is a CUDA device."""
     prefetch: int = 2
-    """Micro-batches that each worker prepares ahead."""
+    """Micro-batches that each worker prepares in advance."""
     deadline_seconds: float = 120.0
-    """Longest wait for one micro-batch of a worker."""
+    """Longest wait for one micro-batch of a worker, in seconds."""
     start_method: StartMethod = "platform"
-    """How workers start; `platform` is fork on Linux and spawn elsewhere."""
+    """Start method of workers; `platform` is fork on Linux and spawn elsewhere."""
 
     def __post_init__(self) -> None:
         for name, least in (("workers", 0), ("prefetch", 1)):
@@ -54,7 +54,7 @@ class LoaderSettings:
             raise RequestError(
                 f"loader.deadline is {self.deadline_seconds} s",
                 where="loader.deadline",
-                rule="a finite time above zero: a stuck worker must be found",
+                rule="a finite time above zero, so that a stuck worker is detected",
             )
 
 
@@ -65,13 +65,13 @@ class Loader:
         source: samples by index (see `surefoot.data.sources.base.Source`), or a `StreamSource`.
         plan: which samples make up each micro-batch (a `StreamPlan` for a stream); its seed keys
             the randomness of samples.
-        weight: `weight(batch)`: loss-bearing items of a collated batch on the CPU; called once for
-            each batch, in the worker that made it.
+        weight: `weight(batch)`: number of loss-bearing items of a collated CPU batch; called once
+            per batch, in the process that collated it.
         settings: workers, prefetch and deadline.
-        device: where batches are put.
+        device: of the batches.
 
     Raises:
-        RequestError: the settings do not fit the device, or the plan the source.
+        RequestError: the settings do not fit the device, or the plan does not fit the source.
     """
 
     def __init__(
@@ -103,11 +103,11 @@ class Loader:
         return place_of(self.source, ids) if ids else ""
 
     def leave_when(self, should_abort: ShouldAbort) -> None:
-        """From now on a wait for a worker raises `CutShort` where `should_abort()` says so."""
+        """Makes waits for a worker raise `CutShort` once `should_abort()` returns True."""
         self._should_abort = should_abort
 
     def iterate(self, cursor: AnyCursor = START) -> Generator[MicroBatch, None, None]:
-        """Micro-batches from `cursor` on, epoch after epoch, without end. Close it when done."""
+        """Micro-batches from `cursor` on, epoch after epoch, without end. Close it after use."""
         if isinstance(self.plan, StreamPlan):
             return self._load(self.source.micro_batches(self.plan, self._weight, cursor))
         return self._load(self._fetched(self.plan.micro_batches(position_of(cursor))))
@@ -120,7 +120,7 @@ class Loader:
         return self._load(self._fetched(self.plan.one_epoch(position_of(cursor))))
 
     def close(self) -> None:
-        """End the worker processes. The loader can be used again afterwards."""
+        """Ends the worker processes. The loader can be used again afterwards."""
         if self._pool is not None:
             self._pool.close()
             self._pool = None
@@ -141,7 +141,7 @@ class Loader:
             raise RequestError(
                 f"the loader of {self.source.name} is already being read",
                 rule="one reader at a time",
-                remedy="close the first iterator, or make a second loader",
+                remedy="close the first iterator, or create a second loader",
             )
         self._in_use = True
         try:
@@ -180,7 +180,7 @@ class Loader:
                 yield _micro_batch(planned, data, weights)
             whole = True
         finally:
-            # Left early (a stop, an error, Ctrl-C) the workers hold work that nobody will fetch.
+            # After an early exit (stop, error, Ctrl-C) workers hold results that nobody will fetch.
             if not whole:
                 self.close()
 
@@ -214,7 +214,7 @@ class Loader:
 
 
 def position_of(cursor: AnyCursor) -> Cursor:
-    """The cursor of a dataset by index, also from its JSON.
+    """The cursor of a map-style dataset, also from its JSON form.
 
     Raises:
         RequestError: it is the cursor of a stream.
@@ -224,8 +224,8 @@ def position_of(cursor: AnyCursor) -> Cursor:
     if isinstance(cursor, Mapping) and "state" not in cursor:
         return Cursor.from_json(cursor)
     raise RequestError(
-        "a dataset by index cannot continue from the state of a stream",
-        rule="the data of a run keeps its kind",
+        "a map-style dataset cannot continue from the cursor of a stream",
+        rule="the data of a run stays of the same kind",
         remedy="resume with the dataset that the run was started with",
     )
 
@@ -235,19 +235,19 @@ def _check_fit(source: Any, plan: BatchPlan | StreamPlan, settings: LoaderSettin
     if streams != isinstance(plan, StreamPlan):
         raise RequestError(
             f"a {type(plan).__name__} does not fit {source.name}",
-            rule="a stream is cut by a StreamPlan, a dataset by index by a BatchPlan",
+            rule="a stream needs a StreamPlan, a map-style dataset a BatchPlan",
         )
     if streams and settings.workers > 0:
         raise RequestError(
             f"the stream {source.name} cannot be read by {settings.workers} workers",
             where="loader.workers",
-            rule="a stream has one state, kept in the process of the training",
+            rule="a stream has one state, kept in the training process",
             remedy="set loader.workers to 0",
         )
     if isinstance(plan, BatchPlan) and plan.num_samples != len(source):
         raise RequestError(
             f"the plan orders {plan.num_samples} samples, {source.name} has {len(source)}",
-            rule="a plan is made for the length of its source",
+            rule="a plan must be made for the length of its source",
         )
 
 
@@ -268,7 +268,7 @@ def _indices_to_read(planned: PlannedBatch) -> np.ndarray[Any, np.dtype[np.int64
 def _micro_batch(planned: PlannedBatch, data: Any, weights: dict[str, float]) -> MicroBatch:
     ids = tuple(planned.indices.tolist())
     if not ids:
-        # A rank that has run out of data: the filler gives the batch its shape and counts nothing.
+        # A rank without data: the filler sample gives the batch its shape and has weight 0.
         weights = dict.fromkeys(weights, 0.0)
     return MicroBatch(
         data,

@@ -1,8 +1,8 @@
 """The order of the data as a pure function of (seed, epoch, position).
 
-Says which samples make up each micro-batch and window. It holds no list of the whole epoch, draws
-from no random stream and never loads a sample, so a run resumes at any position at once, with any
-number of workers and ranks.
+Defines the samples of each micro-batch and window. Holds no list of the epoch, draws from no random
+stream and loads no sample, so a run resumes at any position at once, with any number of workers
+and ranks.
 
 The permutation is a keyed Feistel network over the smallest power of two that holds the dataset,
 with cycle walking to stay inside it (Black and Rogaway, "Ciphers with Arbitrary Finite Domains",
@@ -33,11 +33,11 @@ _MULTIPLIER_1 = 0xBF58476D1CE4E5B9
 _MULTIPLIER_2 = 0x94D049BB133111EB
 _SHIFT_1, _SHIFT_2, _SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
 _FACTOR_1, _FACTOR_2 = np.uint64(_MULTIPLIER_1), np.uint64(_MULTIPLIER_2)
-# Few bits mix slowly: below this width twice the rounds make even four samples fair.
+# Few bits mix slowly: below this width, twice the rounds make even four samples fair.
 _NARROW_BITS = 10
 _ROUNDS = 12
 _NARROW_ROUNDS = 24
-# Positions permuted at once: the temporaries stay in the processor's cache.
+# Positions permuted at once: temporaries stay in the processor's cache.
 _BLOCK = 1 << 14
 _PURPOSE_ORDER = 1
 _PURPOSE_SAMPLE = 2
@@ -60,7 +60,7 @@ def _mix_in_place(words: _Words) -> _Words:
 
 
 def keyed_hash(*words: int) -> int:
-    """Hash integers in [0, 2**64) to one 64-bit integer, the same on every platform."""
+    """Hashes integers in [0, 2**64) to one 64-bit integer, the same on every platform."""
     state = 0
     for word in words:
         state = _mix(((state ^ word) + _GAMMA) & _MASK)
@@ -114,7 +114,7 @@ class _Network:
 
     def many(self, positions: IndexArray) -> IndexArray:
         if 1 << (self.low_bits + self.high_bits) <= 2 * positions.size:
-            # About as many positions as values: walking by table needs one pass, not several.
+            # About as many positions as values: tabulating all values needs one pass, not several.
             table = self._pass(np.arange(1 << (self.low_bits + self.high_bits), dtype=np.uint64))
             return self._walk(positions.astype(np.uint64), lambda values: table[values])
         return self._walk(positions.astype(np.uint64), self._pass)
@@ -163,11 +163,11 @@ def _check_key(seed: int, epoch: int, num_samples: int) -> None:
 def permuted_index(seed: int, epoch: int, position: int, num_samples: int) -> int:
     """Sample index at one position of a shuffled epoch.
 
-    For fixed (seed, epoch) it maps [0, num_samples) onto itself, each value once.
+    For fixed (seed, epoch) this is a permutation of [0, num_samples).
     """
     _check_key(seed, epoch, num_samples)
     if not 0 <= position < num_samples:
-        raise DataError(f"position {position} lies outside an epoch of {num_samples} samples")
+        raise DataError(f"position {position} is outside an epoch of {num_samples} samples")
     return _Network.of(seed, epoch, num_samples).one(position)
 
 
@@ -180,7 +180,7 @@ def permuted_indices(
         seed: in [0, 2**64).
         epoch: from 0.
         positions: integers in [0, num_samples), any shape.
-        num_samples: samples of the dataset.
+        num_samples: size of the dataset.
 
     Returns:
         int64 array of the shape of `positions`.
@@ -188,7 +188,7 @@ def permuted_indices(
     _check_key(seed, epoch, num_samples)
     asked = np.asarray(positions, dtype=np.int64)
     if asked.size and (asked.min() < 0 or asked.max() >= num_samples):
-        raise DataError(f"a position lies outside an epoch of {num_samples} samples")
+        raise DataError(f"a position is outside an epoch of {num_samples} samples")
     network = _Network.of(seed, epoch, num_samples)
     flat = asked.reshape(-1)
     out = np.empty_like(flat)
@@ -279,13 +279,13 @@ class PlannedBatch(NamedTuple):
 
     epoch: int
     indices: IndexArray
-    """Sample indices in order; empty where this rank has run out and others have not."""
+    """Sample indices in order; empty if this rank has run out of data and others have not."""
     cursor_after: Cursor
-    """Where the run stands once every rank has consumed this micro-batch."""
+    """The cursor once every rank has consumed this micro-batch."""
     ends_window: bool
     ends_epoch: bool
     filler: int
-    """Index of a sample of the same window: it gives an empty micro-batch its shape."""
+    """Index of a sample of the same window: gives an empty micro-batch its shape."""
 
     @property
     def keys(self) -> tuple[tuple[int, int], ...]:
@@ -295,22 +295,22 @@ class PlannedBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Cuts the order of each epoch into windows and micro-batches.
+    """Divides the order of each epoch into windows and micro-batches.
 
-    A window covers `micro_batch × window_length × num_ranks` consecutive positions; windows lie on
-    a grid that begins at each epoch, and never cross its end. Micro-batch m of rank r takes the
+    A window covers `micro_batch × window_length × num_ranks` consecutive positions; windows start
+    anew with each epoch and never cross its end. Micro-batch m of rank r takes the
     (m × num_ranks + r)-th slice of `micro_batch` positions. So a window holds the same samples in
     the same micro-batches for every `window_length × num_ranks` of equal product, and the order is
     a function of the position alone.
 
     Args:
-        num_samples: samples of the dataset, at least 1.
+        num_samples: size of the dataset, at least 1.
         micro_batch: samples of one forward pass on one rank.
         window_length: micro-batches per update on one rank.
         seed: key of the order, in [0, 2**64).
         order: which sample stands at each position.
-        drop_short: leave out the last window of an epoch where it is short; otherwise it is kept
-            and its last micro-batch may be short too.
+        drop_short: leave out a short last window of an epoch; otherwise it is kept and its last
+            micro-batch may be short, too.
         rank: this data-parallel rank.
         num_ranks: data-parallel ranks.
     """
@@ -337,13 +337,13 @@ class BatchPlan:
             raise RequestError(
                 f"an epoch of {self.epoch_length} samples holds no whole window of "
                 f"{self.samples_per_window}",
-                rule="with short windows dropped, an epoch needs at least one whole window",
+                rule="with short windows dropped, an epoch needs at least one full window",
                 remedy="keep short windows, or lower the micro-batch or the window length",
             )
 
     @property
     def samples_per_window(self) -> int:
-        """Samples of a whole window over all ranks."""
+        """Number of samples of a full window over all ranks."""
         return self.micro_batch * self.window_length * self.num_ranks
 
     @property
@@ -353,13 +353,13 @@ class BatchPlan:
 
     @property
     def samples_per_epoch(self) -> int:
-        """Samples consumed by one epoch over all ranks."""
+        """Number of samples consumed by one epoch over all ranks."""
         length = self.epoch_length
         return length - length % self.samples_per_window if self.drop_short else length
 
     @property
     def updates_per_epoch(self) -> int:
-        """Windows of one epoch, a short last one included."""
+        """Number of windows of one epoch, including a short last one."""
         return -(-self.samples_per_epoch // self.samples_per_window)
 
     def micro_batches(self, cursor: Cursor = START) -> Iterator[PlannedBatch]:
@@ -391,7 +391,7 @@ class BatchPlan:
             yield PlannedBatch(epoch, indices, after, ends_window, ends_epoch, filler)
 
     def check_cursor(self, cursor: Cursor) -> None:
-        """Refuse a cursor that no run over this dataset can have reached."""
+        """Refuses a cursor that no run over this dataset can have reached."""
         if cursor.epoch < 0 or not 0 <= cursor.position <= self.epoch_length:
             raise DataError(
                 f"cannot continue at sample {cursor.position} of epoch {cursor.epoch}",

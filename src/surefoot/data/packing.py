@@ -1,7 +1,7 @@
-"""Several short sequences in one row of equal length, planned once.
+"""Packs several short sequences into rows of equal length, planned once.
 
-A sequence is never cut unless asked, no token sees another sequence, and the first token of each is
-no target. The plan is a function of the lengths alone.
+Sequences are split only on request, no token attends to another sequence, and the first token of
+each is not a target. The plan depends on the lengths alone.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ IGNORE_INDEX = -100
 
 @dataclass(frozen=True)
 class PackPlan:
-    """Which pieces of which sequences lie in which pack."""
+    """Which pieces of which sequences are in which pack."""
 
     capacity: int
-    """Tokens of a pack."""
+    """Number of tokens of a pack."""
     starts: IndexArray
     """[packs + 1]: pack p holds the pieces `starts[p]` to `starts[p + 1]`."""
     sequences: IndexArray
     """[pieces]: the sequence of each piece."""
     offsets: IndexArray
-    """[pieces]: first token of the piece within its sequence."""
+    """[pieces]: index of the first token of the piece within its sequence."""
     lengths: IndexArray
-    """[pieces]: its tokens."""
+    """[pieces]: number of tokens."""
 
     @property
     def num_packs(self) -> int:
@@ -43,11 +43,11 @@ class PackPlan:
 
     @property
     def padding_fraction(self) -> float:
-        """Share of all places that hold no token."""
+        """Share of padding among all positions."""
         return 1.0 - int(self.lengths.sum()) / (self.capacity * self.num_packs)
 
     def fingerprint(self) -> str:
-        """Hash of the whole plan."""
+        """Hash of the plan."""
         arrays = (self.starts, self.sequences, self.offsets, self.lengths)
         return hash_parts(self.capacity, *(array.tobytes() for array in arrays))
 
@@ -55,19 +55,19 @@ class PackPlan:
 def plan_packs(
     lengths: npt.ArrayLike, capacity: int, too_long: Literal["stop", "split"] = "stop"
 ) -> PackPlan:
-    """Pack sequences best-fit decreasing: the longest first, each where the least room is left.
+    """Packs sequences best-fit decreasing: longest first, each into the pack with the least room.
 
-    It needs at most 11/9 of the fewest packs possible, and four more (Johnson et al., "Worst-case
+    Needs at most 11/9 of the smallest number of packs plus four (Johnson et al., "Worst-case
     performance bounds for simple one-dimensional packing algorithms", 1974).
 
     Args:
-        lengths: tokens of each sequence, integers [sequences]; empty sequences are left out.
-        capacity: tokens of a pack.
-        too_long: what to do with a sequence longer than a pack: `stop`, or `split` it into pieces.
+        lengths: number of tokens of each sequence, integers [sequences]; empty ones are left out.
+        capacity: number of tokens of a pack.
+        too_long: for a sequence longer than a pack: `stop`, or `split` it into pieces.
 
     Raises:
         RequestError: the capacity is below 2.
-        DataError: a sequence does not fit, or there is none.
+        DataError: a sequence does not fit, or there are none.
     """
     if capacity < 2:
         raise RequestError(f"a pack of {capacity} token(s)", rule="at least 2 tokens")
@@ -77,12 +77,12 @@ def plan_packs(
         raise DataError(
             f"sequence {worst} has {sizes[worst]} tokens, a pack {capacity}",
             where=f"sequence {worst}",
-            rule="a sequence fits into a pack",
-            remedy="raise sequence_length, shorten the sequence, or let it be split",
+            rule="each sequence fits into a pack",
+            remedy="raise sequence_length, shorten the sequence, or allow it to be split",
         )
     sequences, offsets, pieces = _pieces(sizes, capacity)
     if not pieces.size:
-        raise DataError("there is no token to pack", rule="at least one sequence with a token")
+        raise DataError("there are no tokens to pack", rule="at least one sequence with a token")
     members = _best_fit(pieces, capacity)
     counts = np.array([len(pack) for pack in members], dtype=np.int64)
     order = np.array([piece for pack in members for piece in pack], dtype=np.int64)
@@ -100,7 +100,7 @@ def _pieces(sizes: IndexArray, capacity: int) -> tuple[IndexArray, IndexArray, I
 
 def _best_fit(pieces: IndexArray, capacity: int) -> list[list[int]]:
     members: list[list[int]] = []
-    # Room left -> packs with just that room; the rooms in use are kept sorted.
+    # Remaining room -> packs with that room; the keys in use are kept sorted.
     packs_with: dict[int, list[int]] = {}
     rooms: list[int] = []
     for piece in np.argsort(-pieces, kind="stable").tolist():
@@ -130,15 +130,15 @@ class PackedSource:
 
     A batch is a dict of int64 tensors [B, S]: `input_ids`, `labels` (aligned; -100 on padding, on
     the first token of each piece and where the sequences' own labels say so), `document_ids` (from
-    0 in each pack; padding is a document of its own) and `position_ids` (from 0 in each piece).
+    0 in each pack; padding counts as a document) and `position_ids` (from 0 in each piece).
 
     Args:
-        sequences: source of token ids [length], or of mappings with `input_ids` and, if wanted,
-            `labels`, both [length]. It is not random.
-        sequence_length: S, tokens of a pack.
-        pad_id: token that fills up.
+        sequences: source of token ids [length], or of mappings with `input_ids` and optionally
+            `labels`, both [length]. Must not be random.
+        sequence_length: S, number of tokens of a pack.
+        pad_id: padding token.
         too_long: see `plan_packs`.
-        lengths: tokens of each sequence; each is read once to find out if not given.
+        lengths: number of tokens of each sequence; if not given, each is read once.
 
     Raises:
         RequestError: the source is random.
@@ -159,8 +159,8 @@ class PackedSource:
         if sequences.is_random:
             raise RequestError(
                 f"{sequences.name} is random and cannot be packed",
-                rule="packs are planned once, for sequences that stay as they are",
-                remedy="say is_random=False if reading a sample draws no random number",
+                rule="packs are planned once, for sequences that do not change",
+                remedy="set is_random=False if reading a sample draws no random number",
             )
         self.name = f"{sequences.name} (packed)"
         self._sequences = sequences
@@ -179,7 +179,7 @@ class PackedSource:
         labels = np.full(shape, IGNORE_INDEX, dtype=np.int64)
         position_ids = np.zeros(shape, dtype=np.int64)
         first, last = int(plan.starts[index]), int(plan.starts[index + 1])
-        # Padding keeps this id, one beyond the last document's.
+        # Padding keeps this id, one more than the last document's.
         document_ids = np.full(shape, last - first, dtype=np.int64)
         at = 0
         for piece in range(first, last):

@@ -1,10 +1,10 @@
-"""Messages between the loader and a worker over one socket, large tensors in shared memory.
+"""Messages between the loader and a worker over one socket, with large tensors in shared memory.
 
-Each read has a time limit and needs nothing of the sender but what lies in the socket, so a worker
-that stops at any moment cannot stall the training. It starts no thread and no helper process, and
-leaves nothing behind when either side dies: its shared memory has no name.
+Each read has a time limit and depends only on data already in the socket, so a worker that stops at
+any moment cannot stall the training. Starts no thread and no helper process, and leaves nothing
+behind when either side dies: the shared memory is anonymous.
 
-Pickle is used between these two processes only; nothing it writes is stored.
+Pickle is used between these two processes only; nothing of it is stored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from surefoot.data.batch import is_aligned
 
 _HEADER = struct.Struct("<QQI")
 _ALIGNMENT = 64
-# Buffers below this total travel in the message itself.
+# Buffers below this total are sent in the message itself.
 _INLINE_BYTES = 16 * 1024
 
 
@@ -37,11 +37,11 @@ class TransportTimeout(Exception):
 
 
 class TransportClosed(Exception):
-    """The other side is gone."""
+    """The other side has closed or died."""
 
 
 class _Pickler(pickle.Pickler):
-    """Takes the memory of plain tensors out of the pickle, beside that of NumPy arrays."""
+    """Moves the memory of plain tensors, like that of NumPy arrays, out of the pickle."""
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not Tensor or value.layout is not torch.strided:
@@ -64,12 +64,12 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 def _rebuild(buffer: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     tensor = torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).view(shape)
-    # Shared memory is aligned as torch's own is; what came within the message need not be.
+    # Shared memory is aligned as torch's own is; a buffer within the message may not be.
     return tensor if is_aligned(tensor) else tensor.clone()
 
 
 def _shared_memory(size: int) -> int:
-    """Descriptor of `size` bytes of memory without a name."""
+    """Descriptor of `size` bytes of anonymous memory."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("surefoot-batch", os.MFD_CLOEXEC)
     else:
@@ -83,7 +83,7 @@ class Channel:
     """One end of a stream socket that carries Python values.
 
     Args:
-        connection: a connected Unix stream socket; the channel owns it.
+        connection: a connected Unix stream socket, owned by the channel.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -103,21 +103,21 @@ class Channel:
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Give up this end; copies of it in other processes keep the connection alive."""
+        """Closes this end; copies of it in other processes keep the connection alive."""
         self._socket.close()
 
     def hang_up(self) -> None:
-        """End the connection for everybody, then close."""
+        """Ends the connection for all processes, then closes."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def send(self, value: Any, timeout_seconds: float | None = None) -> None:
-        """Send one value.
+        """Sends one value.
 
         Raises:
-            TransportTimeout: the other side reads nothing.
-            TransportClosed: the other side is gone.
+            TransportTimeout: the other side does not read.
+            TransportClosed: the other side has closed or died.
         """
         stream = io.BytesIO()
         buffers: list[pickle.PickleBuffer] = []
@@ -151,8 +151,8 @@ class Channel:
         """The next value; waits for it.
 
         Raises:
-            TransportTimeout: nothing came in time.
-            TransportClosed: the other side is gone.
+            TransportTimeout: nothing arrived in time.
+            TransportClosed: the other side has closed or died.
         """
         self._socket.settimeout(timeout_seconds)
         head, descriptor = self._read_head(_HEADER.size + 8)
@@ -176,7 +176,7 @@ class Channel:
     def _write(self, payload: bytes, descriptor: int, timeout_seconds: float | None) -> None:
         limit = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         view = memoryview(payload)
-        # The descriptor rides on the first byte, so that it arrives with the header.
+        # The descriptor is attached to the first byte, so that it arrives with the header.
         ancillary = (
             [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
             if descriptor >= 0
@@ -237,7 +237,7 @@ def _packed(views: list[memoryview], offsets: list[tuple[int, int]], total: int)
 
 
 def _write_at(descriptor: int, view: memoryview, start: int) -> None:
-    # Writing is half as costly as filling a map of the same memory, which faults page by page.
+    # Writing is half as costly as filling a mapping of the same memory, which faults page by page.
     done = 0
     while done < view.nbytes:
         done += os.pwrite(descriptor, view[done:], start + done)

@@ -1,8 +1,8 @@
 """Worker processes that fetch batches, with a deadline for each answer.
 
-Tasks go round robin to a fixed set of processes and come back in the order they were given, so the
-number of workers cannot change what is loaded. No wait is without end: a dead worker is reported at
-once and a stuck one within the deadline, by id, process id and sample ids.
+Tasks go round robin to a fixed set of processes and come back in order, so the number of workers
+cannot change what is loaded. Every wait is bounded: a dead worker is reported at once and a stuck
+one within the deadline, with worker id, process id and sample ids.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ StartMethod = Literal["platform", "fork", "spawn"]
 Fetch = Callable[[int, IndexArray], Any]
 
 _READY = "ready"
-# A worker has this long to start, on top of the deadline: a spawned one imports torch first.
+# Time for a worker to start, in addition to the deadline: a spawned one imports torch first.
 _START_SECONDS = 60.0
-# Time for a worker to end by itself before it is killed.
+# Time for a worker to exit by itself before it is killed.
 _GRACE_SECONDS = 1.0
-# Longest sleep in one piece: a time in which this process was itself stopped is not held against
-# a worker.
+# Longest single sleep: time in which this process itself was stopped is not counted against a
+# worker.
 _SLICE_SECONDS = 1.0
 _ORPHAN_CHECK_SECONDS = 5.0
 _OF_THE_TRAINING = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
@@ -56,21 +56,21 @@ class _Worker:
     poll: select.poll = field(default_factory=select.poll)
     started: bool = False
     asked: deque[list[int]] = field(default_factory=deque)
-    """Sample ids of the tasks it has not answered yet."""
+    """Sample ids of its unanswered tasks."""
 
     def __str__(self) -> str:
         return f"data worker {self.id} (pid {self.process.pid})"
 
 
 class WorkerPool:
-    """A fixed set of worker processes; starts them at once.
+    """A fixed set of worker processes, started on construction.
 
     Args:
         fetch: `fetch(epoch, indices)`, run in the workers.
-        num_workers: processes, at least 1.
-        prefetch: tasks given ahead to each worker.
+        num_workers: number of processes, at least 1.
+        prefetch: tasks given to each worker in advance.
         deadline_seconds: longest wait for one answer.
-        start_method: how processes start.
+        start_method: of the processes.
 
     Raises:
         RequestError: the source or the weight function cannot be sent to a spawned worker.
@@ -87,7 +87,7 @@ class WorkerPool:
     ) -> None:
         self._deadline = deadline_seconds
         self.should_abort: ShouldAbort = never
-        """Whether a wait shall be left; asked at least every `_SLICE_SECONDS`."""
+        """Whether to abandon a wait; called at least every `_SLICE_SECONDS`."""
         self._ahead = num_workers * prefetch
         self._workers: list[_Worker] = []
         self.method = _resolve(start_method)
@@ -112,12 +112,12 @@ class WorkerPool:
     def run(
         self, tasks: Iterable[tuple[Any, int, IndexArray]]
     ) -> Generator[tuple[Any, Any], None, None]:
-        """Yield (tag, result) for each (tag, epoch, indices), in order.
+        """Yields (tag, result) for each (tag, epoch, indices), in order.
 
         Raises:
             LoaderStuckError: a worker did not answer within the deadline.
             DataError: a worker died, or fetching failed in it.
-            CutShort: the wait was left.
+            CutShort: the wait was abandoned.
         """
         source = iter(tasks)
         waiting: deque[tuple[Any, _Worker]] = deque()
@@ -138,7 +138,7 @@ class WorkerPool:
             yield tag, self._answer(worker)
 
     def close(self) -> None:
-        """End all workers; none is left when it returns, whatever state they are in."""
+        """Ends all workers in any state; none is left when it returns."""
         for worker in self._workers:
             # Later workers hold copies of this end: closing it alone would end nothing.
             worker.channel.hang_up()
@@ -183,7 +183,7 @@ class WorkerPool:
         except TransportTimeout:
             raise self._stuck(worker) from None
         except TransportClosed:
-            # Whatever it answered before it died is read first; then its death is reported.
+            # Answers given before it died are read first; then its death is reported.
             pass
 
     def _answer(self, worker: _Worker) -> Any:
@@ -219,14 +219,14 @@ class WorkerPool:
 
     def _stuck(self, worker: _Worker) -> LoaderStuckError:
         ids = worker.asked[0] if worker.asked else []
-        what = f"gave no answer within {self._deadline:g} s"
-        remedy = "raise loader.deadline if these samples are slow, or read them alone to see why"
+        what = f"did not answer within {self._deadline:g} s"
+        remedy = "raise loader.deadline if these samples are slow; read them directly to see why"
         if not worker.started:
             what = f"did not start within {self._deadline + _START_SECONDS:g} s"
             remedy = "set loader.start_method to spawn, or loader.workers to 0"
         return LoaderStuckError(
             f"{worker} {what}",
-            where=f"asked for {_listed(ids)}",
+            where=f"fetching {_listed(ids)}",
             rule="a worker answers within loader.deadline",
             remedy=remedy,
         )
@@ -243,8 +243,8 @@ class WorkerPool:
         ids = worker.asked[0] if worker.asked else []
         return DataError(
             f"{worker} {how}",
-            where=f"asked for {_listed(ids)}",
-            rule="a worker lives as long as its loader",
+            where=f"fetching {_listed(ids)}",
+            rule="a worker runs as long as its loader",
             remedy=remedy,
         )
 
@@ -252,18 +252,18 @@ class WorkerPool:
 def _resolve(method: StartMethod) -> str:
     if method != "platform":
         return method
-    # On macOS a fork with system frameworks loaded crashes.
+    # On macOS a fork crashes once system frameworks are loaded.
     return "fork" if sys.platform.startswith("linux") else "spawn"
 
 
 @contextmanager
 def _quiet_start() -> Iterator[None]:
-    """Hold back signals while workers start, so that none runs a handler of the training."""
+    """Blocks signals while workers start, so that none runs a handler of the training."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_TRAINING)
     try:
         with warnings.catch_warnings():
-            # Python warns of any fork beside threads. The child touches no lock of theirs: it
-            # computes with one torch thread, and if it hangs all the same, it is named.
+            # Python warns of any fork beside threads. The child takes no lock of theirs: it
+            # computes with one torch thread, and a hang would be detected.
             warnings.filterwarnings("ignore", "This process .* is multi-threaded")
             yield
     finally:
@@ -271,11 +271,11 @@ def _quiet_start() -> Iterator[None]:
 
 
 def _serve(channel: Channel, fetch: Fetch, worker_id: int) -> None:
-    """Body of a worker process."""
-    # Ctrl-C reaches the whole group: the training decides, and ends its workers itself.
+    """Main function of a worker process."""
+    # Ctrl-C reaches the whole process group: the training decides and ends its workers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # A job that is told of its end by SIGUSR1 is told so in every process.
+    # A scheduler that announces the end with SIGUSR1 sends it to every process.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.set_wakeup_fd(-1)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_THE_TRAINING)
@@ -296,7 +296,7 @@ def _serve(channel: Channel, fetch: Fetch, worker_id: int) -> None:
 def _next_task(channel: Channel, parent: int) -> Any:
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)
-    # When the training dies, another worker may still hold a copy of its end.
+    # After the training dies, another worker may still hold a copy of its end.
     while not poll.poll(_ORPHAN_CHECK_SECONDS * 1000):
         if os.getppid() != parent:
             return None
@@ -317,14 +317,14 @@ def _reply(channel: Channel, fetch: Fetch, worker_id: int, epoch: int, indices: 
         failure = DataError(
             f"a batch could not be sent from its worker: {type(error).__name__}: {error}",
             where=_listed(indices.tolist()),
-            rule="a batch holds tensors, arrays and plain values",
+            rule="a batch consists of tensors, arrays and plain values",
             remedy="return such values, or set loader.workers to 0",
         )
         channel.send((False, _portable(failure, worker_id)))
 
 
 def _portable(error: Exception, worker_id: int) -> SurefootError:
-    """The error with its traceback as text: frames cannot leave their process."""
+    """The error with its traceback as text: frames cannot be sent between processes."""
     if not isinstance(error, SurefootError):
         error = DataError(f"{type(error).__name__}: {error}")
     text = "".join(traceback.format_exception(error))
@@ -349,6 +349,6 @@ def _listed(ids: list[int]) -> str:
 @atexit.register
 def _close_all() -> None:
     # Runs before the exit handler of multiprocessing, which was registered earlier and would wait
-    # for ever for a worker that is stopped.
+    # for ever for a stopped worker.
     for pool in list(_pools):
         pool.close()

@@ -1,1 +1,1 @@
-"""Verdicts on runs: against their contract, and against each other. It reads; it runs nothing."""
+"""Verdicts on runs: against their contract, and against each other. Read-only."""

@@ -1,7 +1,7 @@
-"""Compares runs, metric by metric, with the spread over seeds; it claims only what was shown.
+"""Compares runs metric by metric, using the spread over seeds; claims only what is significant.
 
-Runs that differ in nothing but the seed repeat one experiment. Two experiments are told apart by
-the 95 % interval of the difference of their means after Welch, from three finished seeds each.
+Runs that differ only in the seed repeat one experiment. Two experiments differ if the 95 % Welch
+interval of the difference of their means excludes 0, from at least three finished seeds each.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from surefoot.observe.readers.run_data import RunData
 from surefoot.observe.readers.runs import RunStatus
 
 ENOUGH = 3
-"""Seeds on each side before a difference is claimed."""
+"""Number of seeds on each side required to claim a difference."""
 SMALLER_IS_BETTER = frozenset(
     {"loss", "cross_entropy", "bits_per_byte", "perplexity", "mse", "mae", "rmse"}
 )
@@ -29,12 +29,12 @@ LARGER_IS_BETTER = frozenset({"accuracy", "f1", "recall", "precision", "average_
 
 
 class ComparisonOutcome(StrEnum):
-    """What was shown of one metric."""
+    """Result of comparing one metric."""
 
     BETTER = "better"
     WORSE = "worse"
     DIFFERENT = "different"
-    """Shown to differ, and nobody has said which way is better."""
+    """Significantly different, but the better direction is unknown."""
     NO_DIFFERENCE = "no difference shown"
     NOT_SHOWN = "not enough evidence"
 
@@ -46,7 +46,7 @@ class Experiment:
     label: str
     """The letters of its runs."""
     members: tuple[int, ...]
-    """Their places among the runs that are compared."""
+    """Indices among the compared runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class MetricResult:
     """SET/METRIC."""
     experiment: str
     direction: str
-    """`min`, `max`, or empty where it is not known."""
+    """`min`, `max`, or empty if unknown."""
     before: Spread | None
     after: Spread | None
     difference: MeanDifference | None
@@ -67,22 +67,22 @@ class MetricResult:
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
-    """Everything that was found."""
+    """Result of a comparison."""
 
     labels: tuple[str, ...]
     experiments: tuple[Experiment, ...]
     facts: tuple[DifferingFact, ...]
     values: Mapping[str, tuple[tuple[int, float] | None, ...]]
-    """Of each metric, step and value of every run."""
+    """For each metric, (step, value) of every run."""
     results: tuple[MetricResult, ...]
     verdicts: tuple[ContractVerdict | None, ...]
-    """Of each run, on its own contract."""
+    """For each run, the verdict on its own contract."""
     deciding: str | None
     claim: str
 
     @property
     def stops_a_pipeline(self) -> bool:
-        """Whether a run but the first broke its contract, or something was shown to be worse."""
+        """Whether a run but the first broke its contract, or a metric is significantly worse."""
         broken = any(v is not None and v.standing.value == "broken" for v in self.verdicts[1:])
         return broken or any(result.outcome is ComparisonOutcome.WORSE for result in self.results)
 
@@ -165,7 +165,7 @@ def _direction(name: str, run: RunData) -> str:
 def _usable(
     runs: Sequence[RunData], group: Experiment, of_runs: Sequence[tuple[int, float] | None]
 ) -> list[float]:
-    """Values of the finished runs of an experiment, one for each seed."""
+    """Values of the finished runs of an experiment, one per seed."""
     by_seed: dict[object, float] = {}
     for index in group.members:
         pair, run = of_runs[index], runs[index]
@@ -218,11 +218,11 @@ def _result(
         return made(ComparisonOutcome.NOT_SHOWN, "a value is not finite")
     if min(len(before), len(after)) < ENOUGH:
         counts = f"{len(before)} and {len(after)} finished seeds"
-        return made(ComparisonOutcome.NOT_SHOWN, f"{counts}; {ENOUGH} on each side tell a spread")
+        return made(ComparisonOutcome.NOT_SHOWN, f"{counts}; {ENOUGH} on each side are needed")
     found = welch(before, after)
     interval = f"95 % interval of the difference [{found.low:.4g}, {found.high:.4g}] (Welch)"
     if not found.excludes_zero:
-        return made(ComparisonOutcome.NO_DIFFERENCE, f"{interval} holds 0", found)
+        return made(ComparisonOutcome.NO_DIFFERENCE, f"{interval} contains 0", found)
     if not direction:
         return made(ComparisonOutcome.DIFFERENT, interval, found)
     is_better = (found.difference < 0) == (direction == "min")

@@ -1,7 +1,7 @@
-"""Judges one run by the contract that it wrote down before it began.
+"""Judges one run by the contract that it recorded before it began.
 
-It reads the run folder alone: the values of the baseline stand in the contract. What has not been
-shown is never taken as held.
+Reads only the run folder: the contract contains the baseline's values. What has not been shown
+never counts as held.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TIERS = ("T0", "T1", "T2")
 
 
 def verdict_on(run: RunData) -> ContractVerdict | None:
-    """The verdict on a run; None where it has no contract."""
+    """The verdict on a run; None if it has no contract."""
     contract = run.contract
     if "kind" not in contract:
         return None
@@ -40,7 +40,7 @@ def verdict_on(run: RunData) -> ContractVerdict | None:
             *evidence_of(run, str(contract["kind"])),
         )
     except (KeyError, TypeError, ValueError, SurefootError) as error:
-        broken = Clause("contract", Standing.BROKEN, "a contract that can be read", repr(error))
+        broken = Clause("contract", Standing.BROKEN, "a readable contract", repr(error))
         return ContractVerdict((broken,))
     return ContractVerdict(clauses)
 
@@ -49,13 +49,13 @@ def _ended(run: RunData) -> Clause:
     summary = run.summary
     at = "" if summary.step is None else f" at update {summary.step:,}"
     found = f"{summary.status.value}{at}"
-    standing, remedy = Standing.NOT_SHOWN, "surefoot train --resume goes on with it"
+    standing, remedy = Standing.NOT_SHOWN, "resume it with surefoot train --resume"
     if summary.status is RunStatus.FINISHED:
         standing, remedy = Standing.HELD, ""
     elif summary.status is RunStatus.FAILED:
         standing, found = Standing.BROKEN, f"{found}: {summary.note}"
     elif summary.status is RunStatus.RUNNING:
-        remedy = "it is under way"
+        remedy = "it is still running"
     return Clause("end", standing, "the run reaches its end", found, remedy)
 
 
@@ -112,7 +112,7 @@ def _unmeasured(name: str, promised: str, contract: Mapping[str, Any]) -> Clause
 def _measured(
     run: RunData, name: str, is_kept: bool, promised: str, found: str, step: int
 ) -> Clause:
-    """A clause about a number: final where the run is."""
+    """A clause about a number; final if the run is."""
     found = f"{found} at update {step:,}"
     if not _is_final(run):
         return Clause(name, Standing.NOT_SHOWN, promised, found, _not_final(run))
@@ -122,7 +122,7 @@ def _measured(
 
 
 def budget_in(contract: Mapping[str, Any]) -> Budget:
-    """The limits that a contract names."""
+    """The limits in a contract."""
     section = contract["budget"]
     wall = section["wall_clock"]
     seconds = inf
@@ -166,7 +166,7 @@ def _budget(run: RunData, contract: Mapping[str, Any]) -> Iterator[Clause]:
 
 
 def _cut_by_budget(run: RunData) -> set[str]:
-    """The limit that ended the last attempt, if one did."""
+    """The limit that ended the last attempt, if any."""
     if run.summary.status is not RunStatus.STOPPED:
         return set()
     for event in reversed(run.events):
@@ -180,7 +180,7 @@ def _cut_by_budget(run: RunData) -> set[str]:
 
 def _resume(run: RunData, contract: Mapping[str, Any]) -> Clause:
     rule = str(contract["resume"])
-    promised = f"every resume keeps at least {rule}, and a whole checkpoint is there"
+    promised = f"every resume keeps at least {rule}, and a complete checkpoint exists"
     resumes = [event for event in run.events if event.kind == EventKind.RESUME]
     tiers = [str(event.data.get("tier", "")) for event in resumes]
     worse = [tier for tier in tiers if tier not in TIERS or TIERS.index(tier) > TIERS.index(rule)]
@@ -192,7 +192,7 @@ def _resume(run: RunData, contract: Mapping[str, Any]) -> Clause:
     checkpoints = list_checkpoints(folder) if folder.is_dir() else []
     if not checkpoints:
         found = f"{said}; no checkpoint yet"
-        return Clause("resume", Standing.NOT_SHOWN, promised, found, "let it save once")
+        return Clause("resume", Standing.NOT_SHOWN, promised, found, "let the run save once")
     newest = checkpoints[-1]
     try:
         files = read_manifest(newest).files
@@ -206,4 +206,4 @@ def _resume(run: RunData, contract: Mapping[str, Any]) -> Clause:
     if torn:
         found = f"{said}; {newest.name} is damaged: {torn[0]}"
         return Clause("resume", Standing.BROKEN, promised, found, "surefoot checkpoint verify")
-    return Clause("resume", Standing.HELD, promised, f"{said}; {newest.name} is whole")
+    return Clause("resume", Standing.HELD, promised, f"{said}; {newest.name} is complete")

@@ -1,4 +1,4 @@
-"""What differs between runs in configuration, code, data and environment. It weighs nothing."""
+"""Differences between runs in configuration, code, data and environment."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from surefoot.observe.readers.run_data import RunData
 
 @dataclass(frozen=True, slots=True)
 class DifferingFact:
-    """One thing that is not the same in all runs."""
+    """One fact that differs between runs."""
 
     area: str
     """`config`, `code`, `data` or `environment`."""
     name: str
     values: tuple[str, ...]
-    """One for each run, in their order."""
+    """One per run, in order."""
 
 
 def differing_facts(runs: Sequence[RunData]) -> tuple[DifferingFact, ...]:
-    """Everything that is recorded and not the same in all runs."""
+    """All recorded facts that differ between runs."""
     found = []
     for area, facts_of in (
         ("config", lambda run: dict(flat(run.config))),
@@ -39,7 +39,7 @@ def differing_facts(runs: Sequence[RunData]) -> tuple[DifferingFact, ...]:
 
 
 def flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted path and value of everything that is no mapping; a list counts as one value."""
+    """Dotted path and value of everything that is not a mapping; a list counts as one value."""
     for key, value in values.items():
         path = f"{above}.{key}" if above else str(key)
         if isinstance(value, Mapping) and value:

@@ -1,4 +1,4 @@
-"""What each kind of result must show besides its numbers. It looks only."""
+"""The evidence that each kind of result requires in addition to its metrics. Read-only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from surefoot.judge.verdict import Clause, Standing
 from surefoot.observe.readers.run_data import RunData
 
 NUM_SEEDS = 3
-"""Seeds that a benchmark is shown with: with two, nobody can tell a spread."""
+"""Number of seeds for a benchmark: two do not show a spread."""
 
 
 def _evaluation(run: RunData) -> tuple[bool, str, str]:
@@ -22,7 +22,7 @@ def _evaluation(run: RunData) -> tuple[bool, str, str]:
 def _data(run: RunData) -> tuple[bool, str, str]:
     prints = _within(run.record, "data", "fingerprints")
     found = ", ".join(f"{name} {value}" for name, value in prints.items())
-    return bool(prints), found or "no fingerprint is recorded", "the record was lost; run it again"
+    return bool(prints), found or "no fingerprint was recorded", "the record was lost; run it again"
 
 
 def _code(run: RunData) -> tuple[bool, str, str]:
@@ -42,7 +42,7 @@ def _environment(run: RunData) -> tuple[bool, str, str]:
 
 def _repeats(run: RunData) -> tuple[bool, str, str]:
     seeds = repeats_beside(run)
-    said = f"{len(seeds)} finished runs that differ in the seed alone: {sorted(seeds)}"
+    said = f"{len(seeds)} finished runs that differ only in the seed: {sorted(seeds)}"
     missing = NUM_SEEDS - len(seeds)
     return missing <= 0, said, f"train {missing} more with other values of seed"
 
@@ -53,12 +53,12 @@ def _base_weights(run: RunData) -> tuple[bool, str, str]:
 
 
 Look = Callable[[RunData], tuple[bool, str, str]]
-"""Whether it is there, what was found, and what to do where it is not."""
+"""Whether it exists, what was found, and the remedy if it does not."""
 
 EVIDENCE: Mapping[str, tuple[str, Look]] = {
     "evaluation": ("the deciding metric is evaluated", _evaluation),
     "data": ("every data set has a fingerprint", _data),
-    "code": ("the code is a commit, and nothing but", _code),
+    "code": ("the code is a commit without changes", _code),
     "environment": ("the packages are recorded", _environment),
     "repeats": (f"at least {NUM_SEEDS} seeds", _repeats),
     "base weights": ("the weights that were adapted are named", _base_weights),
@@ -70,14 +70,14 @@ DEMANDED: Mapping[str, tuple[str, ...]] = {
     "benchmark": ("evaluation", "data", "code", "environment", "repeats"),
     "production_candidate": ("evaluation", "data", "code", "environment"),
 }
-"""Evidence by kind of result."""
+"""Required evidence by kind of result."""
 
 
 def evidence_of(run: RunData, kind: str) -> Iterator[Clause]:
-    """A clause for each piece of evidence that the kind of result demands.
+    """A clause for each piece of evidence that the kind of result requires.
 
     Raises:
-        KeyError: there is no such kind.
+        KeyError: unknown kind.
     """
     for name in DEMANDED[kind]:
         promised, look = EVIDENCE[name]

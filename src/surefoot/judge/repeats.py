@@ -1,4 +1,4 @@
-"""Which runs repeat each other: the same configuration, data and kind, and another seed."""
+"""Runs that repeat each other: the same configuration, data and kind, and another seed."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from surefoot.observe.readers.runs import RunStatus, summarise_run
 from surefoot.observe.run_folder import CONFIG_NAME
 
 FREE = ("seed", "name", "log.", "loader.", "checkpoint.", "contract.", "guard.deadline")
-"""What repeats may differ in: none of it is another experiment."""
+"""Keys in which repeats may differ: they do not define another experiment."""
 
 
 def is_repeat(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Whether two configurations are one experiment."""
+    """Whether two configurations are the same experiment."""
     return all(change.path.startswith(FREE) for change in differences(first, second))
 
 
 def repeats_beside(run: RunData) -> set[int]:
-    """Seeds of the finished runs in the same folder that repeat this one, itself included."""
+    """Seeds of the finished runs in the same folder that repeat this one, including its own."""
     seeds: set[int] = set()
     for folder in sorted(run.path.parent.iterdir()):
         config = folder / CONFIG_NAME

@@ -1,4 +1,4 @@
-"""What a verdict is: one clause after another, each held, broken or not shown. Holds no rule."""
+"""The form of a verdict: clauses that are held, broken or not shown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Standing(StrEnum):
-    """What became of a promise."""
+    """State of a clause."""
 
     HELD = "held"
     BROKEN = "broken"
@@ -17,16 +17,16 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Clause:
-    """One promise, and what was found."""
+    """One clause of a contract, and what was found."""
 
     name: str
-    """Dotted path of the contract, such as `target` or `slices.night/accuracy`."""
+    """Dotted path in the contract, such as `target` or `slices.night/accuracy`."""
     standing: Standing
     promised: str
     found: str
-    """In numbers, with the step where there is one."""
+    """In numbers, with the step if there is one."""
     remedy: str = ""
-    """What would settle it; empty where it is held."""
+    """What would settle it; empty if it is held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class ContractVerdict:
 
     @property
     def standing(self) -> Standing:
-        """Broken where one clause is broken; held where all are held."""
+        """Broken if any clause is broken; held if all are held."""
         return worst(clause.standing for clause in self.clauses)
 
     @property
@@ -70,7 +70,7 @@ class ContractVerdict:
 
 
 def worst(standings: Iterable[Standing]) -> Standing:
-    """The standing of a whole whose parts stand so."""
+    """The standing of a whole from those of its parts."""
     found = set(standings)
     for standing in (Standing.BROKEN, Standing.NOT_SHOWN):
         if standing in found:

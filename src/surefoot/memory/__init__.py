@@ -1,1 +1,1 @@
-"""What makes a model fit: trades of time for memory. None of them changes a number."""
+"""Trades of time for memory. None of them changes a result."""

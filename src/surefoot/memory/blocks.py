@@ -1,4 +1,4 @@
-"""Finds the layers of a model that repeat. Changes nothing."""
+"""Finds the repeated layers of a model. Changes nothing."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from surefoot.core.errors import RequestError
 
 
 def repeated_blocks(model: nn.Module) -> Sequence[nn.Module]:
-    """The outermost layers that repeat: the items of each list of modules of one class.
+    """The outermost repeated layers: the items of each ModuleList of one class.
 
-    A list of one counts: a stage of a pipeline may hold a single layer.
+    A list of one counts: a pipeline stage may hold a single layer.
     """
     found: list[nn.Module] = []
 
@@ -30,11 +30,11 @@ def repeated_blocks(model: nn.Module) -> Sequence[nn.Module]:
 
 
 def blocks_for(model: nn.Module, where: str, what: str, without: str) -> Sequence[nn.Module]:
-    """The layers that repeat, for a setting that works on them.
+    """The repeated layers, for a setting that needs them.
 
     Args:
-        where: the setting.
-        what: what it does, for the sentence "WHAT: an item of an nn.ModuleList of one class".
+        where: dotted path of the setting.
+        what: its effect, for the sentence "WHAT: an item of an nn.ModuleList of one class".
         without: its value that needs no blocks.
 
     Raises:
@@ -43,7 +43,7 @@ def blocks_for(model: nn.Module, where: str, what: str, without: str) -> Sequenc
     blocks = repeated_blocks(model)
     if not blocks:
         raise RequestError(
-            f"{type(model).__name__} has no layers that repeat",
+            f"{type(model).__name__} has no repeated layers",
             where=where,
             rule=f"{what}: an item of an nn.ModuleList of one class",
             remedy=f"use {where}={without}, or put the layers into an nn.ModuleList",

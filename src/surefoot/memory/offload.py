@@ -1,6 +1,6 @@
-"""Activations of blocks that wait for the backward in the memory of the host.
+"""Offloads the activations of blocks to host memory until the backward.
 
-The numbers are the same to the bit: what comes back is what went. Weights stay where they are.
+Results are bit-equal. Weights are not moved.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from surefoot.memory.blocks import blocks_for
 
 
 def offload_blocks(model: nn.Module, device: torch.device) -> int:
-    """Makes blocks keep what their backward needs on the host, in place; names stay.
+    """Makes blocks save activations for the backward on the host, in place; names stay.
 
     Args:
-        device: of the model; from CUDA, what goes to the host lies in pinned memory there.
+        device: of the model; for CUDA, host memory is pinned.
 
     Returns:
-        How many blocks do.
+        Number of blocks.
 
     Raises:
-        RequestError: the model has no layers that repeat.
+        RequestError: the model has no repeated layers.
     """
     blocks = blocks_for(
-        model, "memory.offload_activations", "what goes to the host is what a block keeps", "off"
+        model, "memory.offload_activations", "activations of blocks are offloaded", "off"
     )
     for block in blocks:
         block.forward = _offloaded(block.forward, pin_memory=device.type == "cuda")
@@ -36,7 +36,7 @@ def offload_blocks(model: nn.Module, device: torch.device) -> int:
 
 
 class ActivationsOnHost(save_on_cpu):
-    """torch's hooks, which leave parameters where they are: they are there in the backward."""
+    """torch's saved-tensor hooks, except for parameters, which are present in the backward."""
 
     def __init__(self, pin_memory: bool) -> None:
         super().__init__(pin_memory=pin_memory)

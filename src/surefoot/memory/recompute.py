@@ -1,7 +1,7 @@
-"""Activations that are computed again in the backward instead of being kept.
+"""Activation recomputation in the backward.
 
-The numbers are the same to the bit: the same kernels see the same inputs, and dropout draws the
-same masks. Names of parameters stay as they are.
+Results are bit-equal: the same kernels see the same inputs, and dropout draws the same masks.
+Parameter names are unchanged.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ KEPT = frozenset(
         _aten._scaled_dot_product_flash_attention_for_cpu.default,
     }
 )
-"""What `selective` keeps: products of matrices and attention, which cost most to compute again."""
+"""Kept by `selective`: matrix products and attention, the most expensive to recompute."""
 
 
 def recompute_blocks(model: nn.Module, extent: Extent, every: int = 1) -> int:
-    """Makes blocks compute their activations again in the backward, in place.
+    """Makes blocks recompute their activations in the backward, in place.
 
     Args:
-        extent: `blocks` keeps a block's input alone; `selective` also the results in `KEPT`.
-        every: each n-th block, the first among them.
+        extent: `blocks` keeps only a block's input; `selective` also the results in `KEPT`.
+        every: recompute each n-th block, starting with the first.
 
     Returns:
-        How many blocks do.
+        Number of recomputed blocks.
 
     Raises:
-        RequestError: the model has no layers that repeat.
+        RequestError: the model has no repeated layers.
     """
     if extent == "none":
         return 0
-    blocks = blocks_for(model, "memory.recompute", "what is computed again is a block", "none")
+    blocks = blocks_for(model, "memory.recompute", "recomputation works on blocks", "none")
     chosen: Sequence[nn.Module] = blocks[::every]
     for block in chosen:
         block.forward = _again(block.forward, extent)

@@ -1,6 +1,6 @@
-"""Blocks that keep activations as long as a budget of bytes lasts; the rest compute them again.
+"""Recomputes blocks beyond a memory budget; the others keep their activations.
 
-The numbers are the same to the bit, as with `recompute`: which block does what changes no result.
+Results are bit-equal, as with `recompute`: which blocks recompute changes no result.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from surefoot.memory.offload import is_weight
 
 
 class ActivationBudget:
-    """Decides in each forward, block by block, which of them keep what their backward needs.
+    """Decides in each forward, block by block, which ones keep activations for the backward.
 
-    A block is measured whenever it keeps. What one will keep is foreseen from the last measure, in
-    the measure of its input's size, so that longer sequences recompute more blocks. The first block
-    of the first forward is kept whatever it takes: nothing is known before.
+    A block is measured whenever it keeps its activations. The next size is estimated from the last
+    one in proportion to the size of its input, so that longer sequences recompute more blocks. The
+    first block of the first forward is always kept: nothing has been measured yet.
 
     Args:
-        limit_bytes: what the blocks of one forward may keep together. What enters a block that is
-            computed again comes on top.
+        limit_bytes: limit for the activations of all blocks of one forward, not counting the inputs
+            of recomputed blocks.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.kept_bytes = 0
-        """Of the latest forward."""
+        """Kept in the latest forward."""
         self.kept_blocks = 0
         self._per_element: dict[int, float] = {}
         self._seen: set[int] = set()
 
     def spend_on(self, number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """`forward` of block `number`, counted from 0 in the order in which they run."""
+        """Wraps `forward` of block `number`, counted from 0 in execution order."""
 
         def budgeted(*arguments: Any, **named: Any) -> Any:
             if not torch.is_grad_enabled():
@@ -63,10 +63,10 @@ class ActivationBudget:
 
     def _count(self, tensor: Tensor) -> Tensor:
         with torch.no_grad():
-            # Of a distributed tensor, what lies on this rank.
+            # Of a DTensor, the local shard.
             local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         storage = local.untyped_storage()
-        # Not the address: a tensor that is still on its way from other ranks has none.
+        # Not by address: a tensor still being received from other ranks has none.
         if not is_weight(tensor) and storage._cdata not in self._seen:
             self._seen.add(storage._cdata)
             self.kept_bytes += storage.nbytes()
@@ -74,12 +74,12 @@ class ActivationBudget:
 
 
 def budget_blocks(model: nn.Module, limit_bytes: int) -> ActivationBudget:
-    """Gives the blocks of a model one budget, in place; names stay.
+    """Gives the blocks of a model a common budget, in place; names stay.
 
     Raises:
-        RequestError: the model has no layers that repeat.
+        RequestError: the model has no repeated layers.
     """
-    blocks = blocks_for(model, "memory.recompute", "a budget is spent block by block", "none")
+    blocks = blocks_for(model, "memory.recompute", "the budget applies to blocks", "none")
     budget = ActivationBudget(limit_bytes)
     for number, block in enumerate(blocks):
         block.forward = budget.spend_on(number, block.forward)

@@ -1,9 +1,9 @@
-"""Weights of blocks that wait on the host while other blocks compute.
+"""Offloads the weights of blocks to the host while other blocks compute.
 
-During the passes of a window each block's weights are on the device only while it computes, forward
-and backward; before and after they all are, so that the optimizer, the average and whoever reads
-weights find them there. The numbers are the same to the bit: what comes back is what went. The host
-waits for no copy: all are queued in the device's order, between pinned memory and the device.
+During the passes of a window a block's weights are on the device only while it computes, forward
+and backward; before and after, all are, for the optimizer, the average and readers. Results are
+bit-equal. Copies between pinned memory and the device are queued in stream order; the host waits
+for none.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from surefoot.memory.blocks import blocks_for
 
 
 class WeightsOnHost:
-    """The weights of a model's blocks; what several blocks or other layers share stays.
+    """The weights of a model's blocks; weights shared between blocks or layers are not moved.
 
     Args:
         model: on its device, laid out; its blocks get hooks, names stay.
         device: of the model.
 
     Raises:
-        RequestError: the model has no layers that repeat.
+        RequestError: the model has no repeated layers.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         blocks = blocks_for(
             model,
             "memory.offload_parameters",
-            "what waits on the host are the weights of a block",
+            "weights of blocks are offloaded",
             "off",
         )
         uses = _uses(model)
@@ -49,12 +49,12 @@ class WeightsOnHost:
 
     @property
     def num_bytes(self) -> int:
-        """What waits on the host while nothing computes."""
+        """Size on the host while nothing computes."""
         return sum(block.num_bytes for block in self._blocks)
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """Inside, each block's weights are on the device only while it computes."""
+        """Context manager: each block's weights are on the device only while it computes."""
         for block in self._blocks:
             block.send_away()
         self._is_on = True
@@ -85,7 +85,7 @@ class WeightsOnHost:
 
     def _before_backward(self, number: int) -> Callable[[Tensor], None]:
         def turn(_: Tensor) -> None:
-            # The gradient of this output is whole, so the block after this one is done.
+            # The gradient of this output is complete, so the next block's backward is done.
             for later in self._blocks[number + 1 :]:
                 later.let_go()
             self._blocks[number].bring()
@@ -94,7 +94,7 @@ class WeightsOnHost:
 
 
 class _Block:
-    """The weights of one block that nobody else uses, and their memory on the host."""
+    """The weights of one block that no other module uses, and their host memory."""
 
     def __init__(self, block: nn.Module, uses: Counter[nn.Parameter], pinned: bool) -> None:
         self._weights = [p for p, times in _uses(block).items() if times == uses[p]]
@@ -106,21 +106,21 @@ class _Block:
         self._is_here = True
 
     def send_away(self) -> None:
-        """Copies the weights to the host, and gives their room up."""
+        """Copies the weights to the host and frees their device memory."""
         with torch.no_grad():
             for weight, kept in zip(self._weights, self._kept, strict=True):
                 kept.copy_(weight, non_blocking=True)
         self.let_go()
 
     def let_go(self) -> None:
-        """Gives up the room of weights that are on the host; they have not changed since."""
+        """Frees the device memory of weights on the host; they have not changed since."""
         if self._is_here:
             self._is_here = False
             for weight in self._weights:
                 weight.untyped_storage().resize_(0)
 
     def bring(self) -> None:
-        """Brings the weights back, to tensors that the backward may hold already."""
+        """Copies the weights back into their tensors, which the backward may reference already."""
         if self._is_here:
             return
         self._is_here = True
@@ -131,29 +131,29 @@ class _Block:
 
 
 def check_weights_on_host(device: torch.device, has_whole_model: bool) -> None:
-    """Refuses a layout whose weights cannot wait on the host.
+    """Refuses layouts that do not support weight offload.
 
     Raises:
-        RequestError: the run computes on the host, or each rank holds a part of the weights.
+        RequestError: the run computes on the CPU, or each rank holds a part of the weights.
     """
     if device.type == "cpu":
         raise RequestError(
             "memory.offload_parameters is cpu, and the run computes on the CPU",
             where="memory.offload_parameters",
-            rule="what goes to the host comes from the memory of a device",
+            rule="offload moves weights from the memory of a device to the host",
             remedy="use memory.offload_parameters=off on the CPU",
         )
     if not has_whole_model:
         raise RequestError(
-            "memory.offload_parameters is cpu, and the layers are spread over ranks",
+            "memory.offload_parameters is cpu, and the layers are distributed over ranks",
             where="memory.offload_parameters",
-            rule="weights wait on the host where each rank holds the whole model",
-            remedy="use parallel.shard alone, which leaves each rank its part of the weights",
+            rule="weights can be offloaded if each rank holds the full model",
+            remedy="use parallel.shard alone, where each rank has a part of the weights",
         )
 
 
 def _uses(model: nn.Module) -> Counter[nn.Parameter]:
-    """How many modules inside have each parameter."""
+    """Number of modules inside that use each parameter."""
     return Counter(
         parameter for module in model.modules() for parameter in module.parameters(recurse=False)
     )

@@ -1,1 +1,1 @@
-"""What a run leaves behind and what a person sees of it. Reads reports; never changes a run."""
+"""What a run leaves on disk and shows to a person. Reads reports; never changes a run."""

@@ -1,7 +1,6 @@
-"""Batches that made an update go wrong, kept below a run's artifacts: tensors and one JSON, no
-pickle.
+"""Batches of updates that went wrong, saved below a run's artifacts for replay: safetensors, JSON.
 
-It writes what it is given, never more than so many batches of a run, and reads it back.
+Keeps a bounded number of batches per run, without pickle.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ BAD_BATCHES_NAME = "bad-batches"
 EVENT_NAME = "event.json"
 TENSORS_NAME = "batch.safetensors"
 MOST_KEPT = 20
-"""Batches of one run; more would be the same story at the price of disk."""
+"""Largest number of batches kept per run, to bound disk use."""
 
 
 def keep_batch(
@@ -31,16 +30,16 @@ def keep_batch(
 ) -> Path | None:
     """Writes the micro-batches of a window and its event; returns their folder.
 
-    A window that has one already is written over: it was run again.
+    A window that is saved already is overwritten: it has run again.
 
     Args:
         artifacts: folder of the run's artifacts.
-        event: with `window` in its data.
+        event: its data holds `window`.
         batches: the data of its micro-batches.
-        more: further facts for the event's file.
+        more: further facts for the event file.
 
     Returns:
-        None where so many are kept already.
+        None if the limit is reached.
     """
     above = artifacts / BAD_BATCHES_NAME
     folder = above / f"window-{int(str(event.data['window'])):08d}"
@@ -61,10 +60,10 @@ def keep_batch(
 
 
 def read_event(path: Path) -> tuple[Path, dict[str, object]]:
-    """The run folder and the content of an event's file; `path` is the file or its folder.
+    """The run folder and the content of an event file; `path` is the file or its folder.
 
     Raises:
-        RequestError: it is no such file.
+        RequestError: `path` is not an event file.
     """
     file = path / EVENT_NAME if path.is_dir() else path
     try:
@@ -73,7 +72,7 @@ def read_event(path: Path) -> tuple[Path, dict[str, object]]:
         run = file.resolve().parents[3]
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise RequestError(
-            f"this is no event that can be replayed: {error}",
+            f"this is not an event that can be replayed: {error}",
             where=str(path),
             rule="an event is a folder below a run's artifacts/bad-batches, or its event.json",
             remedy="see events.jsonl of the run: an event to replay names its `evidence`",

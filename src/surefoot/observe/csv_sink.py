@@ -1,6 +1,6 @@
-"""The numbers of a run as CSV, for a spreadsheet. It copies the metrics log; nothing reads it back.
+"""The numbers of a run as CSV, for a spreadsheet: a copy of the metrics log, never read back.
 
-After a resume the rows beyond the checkpoint are dropped, so that each window stands there once.
+After a resume, rows beyond the checkpoint are dropped, so that each window appears once.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ EVALUATIONS_NAME = "evaluations.csv"
 
 
 class CsvSink:
-    """Writes `updates.csv` and `evaluations.csv` into the run folder, a row at a time.
+    """Writes `updates.csv` and `evaluations.csv` into the run folder, row by row.
 
-    An evaluation is one row a metric. Numbers are written as Python writes them: each one reads
-    back as the same float.
+    Evaluations have one row per metric. Numbers are written with `repr`, so they read back as the
+    same float.
 
     Args:
         folder: the run folder.
@@ -93,7 +93,7 @@ class _Table:
             with self._path.open(newline="", encoding="utf-8") as file:
                 rows = csv.DictReader(file)
                 self._names = list(rows.fieldnames or self._names)
-                # A kill may have torn the last row: its last column is missing.
+                # A kill may have torn the last row: columns are missing.
                 whole = [row for row in rows if row[self._names[-1]] is not None]
             kept = [row for row in whole if int(row[self._key]) < int(str(first[self._key]))]
         text = io.StringIO(newline="")

@@ -1,6 +1,6 @@
-"""The latest evaluation of each validation set as a file of its own, for whoever wants one number.
+"""The latest evaluation of each validation set as a file of its own.
 
-It copies what the metrics log holds; nothing reads it back.
+A copy of what the metrics log holds; never read back.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class EvaluationFiles:
         self._folder = folder
 
     def on_step(self, report: StepReport) -> None:
-        """Updates are no evaluations."""
+        """Does nothing."""
 
     def on_eval(self, report: EvalReport) -> None:
         name = re.sub(r"[^A-Za-z0-9._-]", "-", report.name)
@@ -38,7 +38,7 @@ class EvaluationFiles:
         atomic_write(self._folder / f"evaluation-{name}.json", text + "\n")
 
     def on_event(self, event: Event) -> None:
-        """Events are no evaluations."""
+        """Does nothing."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing."""

@@ -1,7 +1,6 @@
-"""The event log: what happened to a run, written down at once; and the list of event kinds.
+"""The event log: what happens to a run, written immediately; and the list of event kinds.
 
-It only ever appends, over every resume, so that the history of a run stays whole. It never
-interprets.
+Append-only over every resume, so that the history of a run stays complete. Interprets nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from surefoot.observe.metrics_log import MOST_WAITING_BYTES, strict
 
 
 class EventKind(StrEnum):
-    """Kinds of events. `start` and `resume` begin a stretch of a run; the next three end one."""
+    """Kinds of events. `start` and `resume` begin an attempt of a run; the next three end one."""
 
     START = "start"
     RESUME = "resume"
@@ -34,24 +33,24 @@ class EventKind(StrEnum):
     FAILURE = "failure"
     SAVE = "save"
     SAVE_PAUSED = "save-paused"
-    """The disk is full or fails: the run goes on without a checkpoint."""
+    """The disk is full or fails: the run continues without a checkpoint."""
     SKIP = "skip"
     """An update was skipped by the guard."""
     NON_FINITE = "non-finite"
-    """An update that was not finite ends the run."""
+    """A non-finite update ended the run."""
     SPIKE = "spike"
-    """The loss or the gradient norm stands far out of those before."""
+    """The loss or the gradient norm is far outside its recent range."""
     ROLL_BACK = "roll-back"
-    """The run went back behind a spike, and leaves windows of data out."""
+    """The run returned to a checkpoint before a spike, and skips windows of data."""
     BUDGET = "budget"
-    """The budget of the contract is spent: the run saves and stops."""
+    """A budget of the contract is spent: the run saves and stops."""
     LEDGER = "ledger"
-    """Where the time of the process went that ends now."""
+    """Where the time of this process went; written at its end."""
     EARLY_STOP = "early-stop"
     OBSERVER_FAILED = "observer-failed"
     NOTE = "note"
     UNREADABLE = "unreadable"
-    """Not written, only read: a line that a kill has torn."""
+    """Never written, only read: a line torn by a kill."""
 
 
 BEGINNINGS = frozenset({EventKind.START, EventKind.RESUME})
@@ -59,11 +58,11 @@ ENDS = frozenset({EventKind.FINISHED, EventKind.STOPPED, EventKind.FAILURE})
 
 
 class EventLog:
-    """Appends events to `path`; each is on the disk when `on_event` returns.
+    """Appends events to `path`; each is on disk when `on_event` returns.
 
     Args:
-        path: the log; made if it is missing.
-        patient: whether events wait in memory, for the next one, while the disk is full.
+        path: the log; created if missing.
+        patient: whether events wait in memory while the disk is full, until the next one.
 
     Raises:
         SurefootError: an event cannot be written.
@@ -77,12 +76,12 @@ class EventLog:
         self._descriptor = os.open(path, flags, 0o644)
         size = os.fstat(self._descriptor).st_size
         if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
-            # A kill tore the last line. It stays, as a line of its own, and is read as unreadable.
+            # A kill tore the last line. It stays as a line of its own, and is read as unreadable.
             write_all(self._descriptor, b"\n")
         self._size = os.fstat(self._descriptor).st_size
 
     def on_event(self, event: Event) -> None:
-        # A disk that refuses here is told of by the write itself.
+        # A disk error here is raised by the write itself.
         with suppress(OSError):
             found = restore_log_file(self.path, self._descriptor, self._size)
             if found is not None:
@@ -101,7 +100,7 @@ class EventLog:
         try:
             write_all(self._descriptor, self._waiting)
         except PartialWriteError as error:
-            # The rest of the cut line goes on where the file ends.
+            # The rest of a partly written line continues where the file ends.
             self._waiting = self._waiting[error.written :]
             self._size += error.written
             raise
@@ -110,25 +109,25 @@ class EventLog:
         try:
             os.fsync(self._descriptor)
         except OSError as error:
-            # What an fsync refuses may be lost: not an error to wait out.
+            # What a failed fsync refused may be lost: no retry can make it good.
             raise self._unwritable(error) from error
 
     def _unwritable(self, error: OSError) -> SurefootError:
         return SurefootError(
             f"The event log cannot be written: {error.strerror}.",
             where=str(self.path),
-            rule="what happens to a run is written down",
+            rule="every event of a run is recorded",
             remedy="free some space, then resume the run from its last checkpoint",
         )
 
     def on_step(self, report: StepReport) -> None:
-        """Updates stand in the metrics log."""
+        """Does nothing: updates are in the metrics log."""
 
     def on_eval(self, report: EvalReport) -> None:
-        """Evaluations stand in the metrics log."""
+        """Does nothing: evaluations are in the metrics log."""
 
     def close(self) -> None:
-        """Writes what waits and closes; harmless when called twice."""
+        """Writes waiting events and closes; idempotent."""
         if self._descriptor < 0:
             return
         try:
@@ -136,7 +135,7 @@ class EventLog:
                 self._write()
         except OSError as error:
             if self._patient:
-                # Nobody has been told yet.
+                # Not reported anywhere yet.
                 raise self._unwritable(error) from error
         finally:
             os.close(self._descriptor)
@@ -169,7 +168,7 @@ def failure_event(error: BaseException, step: int) -> Event:
 
 
 def read_events(path: str | Path) -> Iterator[Event]:
-    """The events of a log, first to last; a torn line comes as an event of kind `unreadable`."""
+    """The events of a log in order; a torn line becomes an event of kind `unreadable`."""
     with open(path, "rb") as file:
         for line in file:
             try:

@@ -1,4 +1,4 @@
-"""Numbers as people read them. Only for eyes: nothing reads these texts back."""
+"""Numbers as text for people. Nothing parses these texts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_path(path: Path) -> str:
-    """A path as it is named from the working directory, where it lies below that."""
+    """A path relative to the working directory if it is below it."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
@@ -44,7 +44,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_count(count: float) -> str:
-    """A count with thousands separated; short where it is long.
+    """A count with thousands separators; abbreviated if large.
 
     >>> format_count(1240), format_count(98_304_000), format_count(2.5e9)
     ('1,240', '98.3 M', '2.5 G')

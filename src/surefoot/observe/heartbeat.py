@@ -1,4 +1,4 @@
-"""A line now and then, for the log of a batch system that has no terminal to draw on."""
+"""A periodic line for the log of a batch system without a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from surefoot.core.reports import EvalReport, Event, StepReport
 
 
 class Heartbeat:
-    """Prints one line to standard error every so many seconds, and each evaluation and event.
+    """Prints a line to standard error at most every so many seconds, and each evaluation and event.
 
     Args:
         every_seconds: shortest time between two lines of updates; 0 prints every update.

@@ -1,4 +1,4 @@
-"""The latest value of each metric of a run, over its resumes. It only remembers."""
+"""The latest value of each metric of a run, over its resumes."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class LatestMetrics:
     values: dict[str, float] = field(default_factory=dict)
 
     def read(self, metrics_log: Path, end: float = math.inf) -> None:
-        """Takes over what a log holds of the evaluations before the byte `end`."""
+        """Reads the evaluations of a log before byte `end`."""
         for row in read_rows(metrics_log, end):
             if row["row"] == "eval" and isinstance(row["metrics"], Mapping):
                 for name, value in row["metrics"].items():
                     self.values[f"{row['name']}/{name}"] = number(value)
 
     def on_step(self, report: StepReport) -> None:
-        """Updates are not evaluations."""
+        """Does nothing."""
 
     def on_eval(self, report: EvalReport) -> None:
         self.values |= {f"{report.name}/{name}": v for name, v in report.metrics.items()}
 
     def on_event(self, event: Event) -> None:
-        """Events are not evaluations."""
+        """Does nothing."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing."""

@@ -1,7 +1,6 @@
-"""What machine this is and what its processors can do, without torch.
+"""Describes this machine and what its processors support, without torch.
 
-A machine without a driver, a container without limits or a missing /proc is a fact to state, never
-an error. Nothing here is a measurement of speed.
+A missing driver, container limit or /proc is a recorded fact, never an error. Measures no speed.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def describe_machine() -> dict[str, object]:
 
 
 def describe_cpu() -> dict[str, object]:
-    """Name, cores and the vector and matrix instructions that matter for training."""
+    """Name, cores, and the vector and matrix instructions that matter for training."""
     info = _read("/proc/cpuinfo")
     fields: dict[str, str] = {}
     for line in info.splitlines():
@@ -68,7 +67,7 @@ def describe_cpu() -> dict[str, object]:
 
 
 def describe_memory() -> dict[str, object]:
-    """Bytes of main memory, and the limit that a container sets, if one does."""
+    """Bytes of main memory, and the container's limit if there is one."""
     total = int(psutil.virtual_memory().total)
     limit = None
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
@@ -79,9 +78,9 @@ def describe_memory() -> dict[str, object]:
 
 
 def describe_gpus() -> tuple[list[dict[str, object]], dict[str, object]]:
-    """NVIDIA GPUs as the driver sees them, and the driver; or why there is none.
+    """NVIDIA GPUs as the driver reports them, and the driver; or why there are none.
 
-    All GPUs of the machine are listed, also those that `CUDA_VISIBLE_DEVICES` hides from the run.
+    Lists all GPUs of the machine, including those hidden by `CUDA_VISIBLE_DEVICES`.
     """
     try:
         pynvml.nvmlInit()
@@ -106,7 +105,7 @@ def _describe_gpu(index: int) -> dict[str, object]:
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
 
     def ask(question: str) -> Any:
-        # A virtual or older GPU may not answer every question; that is recorded as null.
+        # A virtual or older GPU may not support every query; recorded as null.
         try:
             return getattr(pynvml, question)(handle)
         except pynvml.NVMLError:
@@ -126,7 +125,7 @@ def _describe_gpu(index: int) -> dict[str, object]:
 
 
 def features(cpu: Mapping[str, Any], gpus: list[dict[str, object]]) -> dict[str, dict[str, object]]:
-    """What the machine supports: feature → `supported` and the reason, each from a stated fact."""
+    """What the machine supports: feature → `supported` and the reason."""
     capability = max((_capability(gpu) for gpu in gpus), default=(0, 0))
     has_gpu = capability > (0, 0)
     sm = f"compute capability {capability[0]}.{capability[1]}" if has_gpu else "no NVIDIA GPU"
@@ -158,9 +157,9 @@ def features(cpu: Mapping[str, Any], gpus: list[dict[str, object]]) -> dict[str,
 
 
 def container_hint() -> dict[str, object]:
-    """Which kind of container this process seems to run in, and by what sign.
+    """Which kind of container this process seems to run in, and the evidence.
 
-    A hint: a container can hide itself.
+    Only a hint: a container can hide itself.
     """
     environment = os.environ
     groups = _read("/proc/1/cgroup") + _read("/proc/self/cgroup")

@@ -1,7 +1,7 @@
-"""The metrics log: one JSON row per window and evaluation, each exactly once, also over a resume.
+"""The metrics log: one JSON row per window and per evaluation, each exactly once over resumes.
 
-Rows are strict JSON; NaN and infinities stand as strings. It never changes a number and never
-loses a row in silence: a resume moves rows aside, it does not delete them.
+Rows are strict JSON; NaN and infinities are strings. Never changes a number and never loses a row
+silently: a resume moves rows aside, it does not delete them.
 """
 
 from __future__ import annotations
@@ -36,35 +36,35 @@ from surefoot.observe.metrics_schema import RESOURCES, number, schema
 
 FLUSH_SECONDS = 1.0
 MOST_WAITING_BYTES = 1 << 26
-"""Rows that may wait for a full disk."""
+"""Largest amount of rows kept in memory while the disk is full."""
 MAX_SAMPLE_IDS = 64
 GAP_UPDATES = 50
-"""Updates whose mean training loss an evaluation is compared with."""
+"""Number of updates whose mean training loss an evaluation is compared with."""
 NO_RESOURCES: Mapping[str, None] = dict.fromkeys(RESOURCES)
 
 
 def _encode(row: Mapping[str, object]) -> bytes:
-    # Five times as fast as json.dumps; floats read back bit for bit.
+    # Five times faster than json.dumps; floats read back bit-equal.
     return to_json(row, inf_nan_mode="strings", fallback=dict)
 
 
 class MetricsLog:
     """Appends rows to `path` and writes `metrics.schema.json` beside it.
 
-    Reports wait in memory for at most about a second, are made into rows all at once (at half of
-    what each would cost between two updates), and go to the operating system in one write. A log
-    that holds rows already must be told where to go on, with `resume_at`, before it takes new ones.
+    Reports are buffered for about a second and encoded together (half the cost of one at a time),
+    then written with one system call. For a log that already holds rows, call `resume_at` before
+    adding new ones.
 
     Args:
-        path: the log; made if it is missing.
-        utilization: asked for each row; the share of time that the device was busy, or None. It
-            must answer from memory.
-        resources: asked about once a second, with the samples a second of the rows since it was
-            asked before: values of the columns `RESOURCES`, for the latest of them.
-        patient: whether rows wait in memory while the disk is full. `sync` never waits.
-        tell: hears where somebody else has deleted or changed the file.
+        path: the log; created if missing.
+        utilization: called for each row; share of time that the device was busy, or None. Must not
+            block.
+        resources: called about once a second with the samples per second since the last call;
+            returns the values of the columns `RESOURCES` for the latest row.
+        patient: whether rows wait in memory while the disk is full. `sync` never does.
+        tell: called with a message if the file was deleted or changed from outside.
 
-    It is an Observer (`on_step`, `on_eval`). All methods belong to one thread.
+    An Observer (`on_step`, `on_eval`). All methods belong to one thread.
     """
 
     def __init__(
@@ -101,14 +101,14 @@ class MetricsLog:
 
         Raises:
             RunFolderError: the log holds rows and `resume_at` was not called.
-            SurefootError: the rows cannot be written (a full disk); they are kept for another try.
+            SurefootError: the rows cannot be written (a full disk); they are kept for a retry.
         """
         if not self._may_append:
             raise RunFolderError(
                 "The metrics log holds rows of an earlier run.",
                 where=str(self.path),
-                rule="a log goes on at the byte offset that a checkpoint holds",
-                remedy="call resume_at(offset); resume_at(0) starts anew and keeps old rows beside",
+                rule="a log continues at the byte offset stored in a checkpoint",
+                remedy="call resume_at(offset); resume_at(0) starts empty and keeps the old rows",
             )
         self._waiting.append((report, self._utilization()))
         if time.monotonic() - self._last_flush >= FLUSH_SECONDS:
@@ -121,7 +121,7 @@ class MetricsLog:
         self.append(report)
 
     def on_event(self, event: Event) -> None:
-        """Events stand in the event log."""
+        """Does nothing: events are in the event log."""
 
     def _lines(self) -> Iterator[bytes]:
         steps = [index for index, (r, _) in enumerate(self._waiting) if isinstance(r, StepReport)]
@@ -193,14 +193,14 @@ class MetricsLog:
         }
 
     def flush(self) -> None:
-        """Hands the waiting rows to the operating system: they survive a kill, not yet a power cut.
+        """Passes waiting rows to the operating system: they survive a kill, not a power failure.
 
         Raises:
-            SurefootError: the write failed; what is not yet written is kept for another try.
+            SurefootError: the write failed; unwritten rows are kept for a retry.
         """
         self._last_flush = time.monotonic()
         if os.getpid() != self._pid:
-            return  # A forked child holds a copy of the waiting rows, which are not its to write.
+            return  # A forked child's copy of the waiting rows is not written.
         self._unwritten += b"".join(self._lines())
         self._waiting.clear()
         if not self._unwritten:
@@ -211,7 +211,7 @@ class MetricsLog:
         except OSError as error:
             if isinstance(error, PartialWriteError):
                 self._size += error.written
-                # The rest of the cut row goes on where the file ends, so the rows stay whole.
+                # The rest of a partly written row continues where the file ends.
                 self._unwritten = self._unwritten[error.written :]
             raise self._unwritable(error) from error
         self._unwritten = b""
@@ -228,12 +228,12 @@ class MetricsLog:
         return SurefootError(
             f"The metrics log cannot be written: {error.strerror}.",
             where=str(self.path),
-            rule="a run goes on only while its record is complete",
+            rule="a run continues only while its record is complete",
             remedy="free some space, then resume the run from its last checkpoint",
         )
 
     def sync(self) -> int:
-        """Writes all rows through to the disk; returns the byte offset just behind the last one.
+        """Writes all rows to the disk (fsync); returns the byte offset after the last one.
 
         Raises:
             SurefootError: the disk refused.
@@ -243,15 +243,15 @@ class MetricsLog:
         try:
             os.fsync(self._descriptor)
         except OSError as error:
-            # Some disks say only now that they are full. What they have refused may be lost, and
-            # no later try makes it good: this is not an error to wait out.
+            # Some disks report only now that they are full. What they refused may be lost, and no
+            # retry can make it good.
             raise self._unwritable(error) from None
         return self._size
 
     def _keep_place(self) -> None:
         if os.getpid() != self._pid:
             return
-        # What refuses here refuses the checkpoint too, or the next try does it.
+        # If this fails, so does the checkpoint, or the next attempt succeeds.
         with suppress(OSError):
             found = restore_log_file(self.path, self._descriptor, self._size)
             if found is not None:
@@ -260,7 +260,7 @@ class MetricsLog:
                     self._tell(found.told)
 
     def close(self) -> None:
-        """Writes what waits and closes; harmless when called twice."""
+        """Writes waiting rows and closes; idempotent."""
         if self._descriptor < 0:
             return
         try:
@@ -272,13 +272,13 @@ class MetricsLog:
     # -- resuming ------------------------------------------------------------------------------
 
     def resume_at(self, offset: int) -> Path | None:
-        """Goes on behind `offset`, which `sync` gave; what stands beyond is moved aside.
+        """Continues after `offset`, a value returned by `sync`; rows beyond it are moved aside.
 
-        The tail (its last line may be torn by a kill) goes to `metrics.before-resume-N.jsonl`. A
-        kill in between may leave a tail in two such files, never in none.
+        They go to `metrics.before-resume-N.jsonl`; their last line may be torn. A kill in between
+        may leave them in two such files, never in none.
 
         Returns:
-            the file with the moved rows, or None where there were none.
+            the file with the moved rows, or None if there were none.
 
         Raises:
             CheckpointError: the log is shorter than `offset`, or no row ends there.
@@ -298,7 +298,7 @@ class MetricsLog:
         return aside
 
     def refuse_misfit(self, offset: int) -> int:
-        """Whether the log can go on behind `offset`; changes nothing. Returns its size.
+        """Checks that the log can continue after `offset`; changes nothing. Returns its size.
 
         Raises:
             CheckpointError: the log is shorter than `offset`, or no row ends there.
@@ -310,20 +310,20 @@ class MetricsLog:
             raise CheckpointError(
                 f"The metrics log does not hold a row that ends at byte {offset}.",
                 where=str(self.path),
-                rule="a checkpoint's log offset lies at the end of a row of its own run's log",
-                remedy=f"the log has {size} bytes; put it back from a copy",
+                rule="a checkpoint's log offset is the end of a row of its own run's log",
+                remedy=f"the log has {size} bytes; restore it from a copy",
             )
         return size
 
     def begin_anew(self) -> Path | None:
-        """Goes on with an empty log in the middle of a run; all rows are moved aside, as above."""
+        """Continues with an empty log during a run; all rows are moved aside, as in `resume_at`."""
         aside = self.resume_at(0)
-        # The speeds of the first row have nothing to be counted from.
+        # The first row has no earlier row to compute speeds from.
         self._samples_before = None
         return aside
 
     def _counts_at_end(self) -> tuple[int | None, int]:
-        """Samples and tokens of the last step row, from which the next row's speeds are counted."""
+        """Samples and tokens of the last step row, the base of the next row's speeds."""
         row = last_step_row(self.path)
         if row is None:
             return (0, 0) if self._size == 0 else (None, 0)
@@ -353,16 +353,16 @@ def strict(value: object) -> object:
 
 
 def read_rows(path: str | Path, end: float = math.inf) -> Iterator[dict[str, object]]:
-    """The whole rows of a log, first to last; a torn last line is left out.
+    """The complete rows of a log in order; a torn last line is left out.
 
     Args:
-        end: byte behind the last row that is looked at.
+        end: byte offset after the last row to read.
 
-    Non-finite numbers stay the strings that stand in the file; `metrics_schema.number` turns them
-    into floats.
+    Non-finite numbers stay strings, as in the file; `metrics_schema.number` converts them to
+    floats.
 
     Raises:
-        DataError: a line inside the log is no row; it is named.
+        DataError: a line inside the log is not a row; it is named.
     """
     with open(path, "rb") as file:
         position = 0
@@ -376,7 +376,7 @@ def read_rows(path: str | Path, end: float = math.inf) -> Iterator[dict[str, obj
                     raise ValueError("no row")
             except ValueError:
                 raise DataError(
-                    "A line of the metrics log is no row.",
+                    "A line of the metrics log is not a row.",
                     where=f"{path}:{line_number}",
                     rule="each line is one JSON object with the key `row`",
                     remedy="restore the log from a copy, or look at what else wrote to it",
@@ -385,12 +385,12 @@ def read_rows(path: str | Path, end: float = math.inf) -> Iterator[dict[str, obj
 
 
 def last_step_row(path: str | Path, *, tail_bytes: int = 1 << 16) -> dict[str, object] | None:
-    """The last whole row of an update, read from the end of the file; None where there is none.
+    """The last complete row of an update, read from the end of the file; None if there is none.
 
-    What a power cut has left after it (a page of zeros) is passed over.
+    Zero pages left by a power failure are skipped.
 
     Raises:
-        ValueError: there are rows of updates, and none of them is whole.
+        ValueError: there are rows of updates, and none of them is complete.
     """
     spoilt: ValueError | None = None
     with open(path, "rb") as file:
@@ -416,7 +416,7 @@ def last_step_row(path: str | Path, *, tail_bytes: int = 1 << 16) -> dict[str, o
 
 
 def _gap(loss: float | None, recent: Iterable[tuple[float, float]]) -> float | None:
-    """The loss less the mean of recent training losses, over their items; None without either."""
+    """The loss minus the weighted mean of recent training losses; None without either."""
     pairs = list(recent)
     weight = sum(weight for _, weight in pairs)
     if loss is None or not weight:
@@ -425,7 +425,7 @@ def _gap(loss: float | None, recent: Iterable[tuple[float, float]]) -> float | N
 
 
 def _losses_at_end(path: Path) -> list[tuple[float, float]]:
-    """Loss and weight of the last applied updates of a log, oldest first."""
+    """(loss, weight) of the last applied updates of a log, oldest first."""
     lines: deque[bytes] = deque(maxlen=GAP_UPDATES)
     with open(path, "rb") as file:
         for line in file:

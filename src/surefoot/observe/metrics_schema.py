@@ -1,7 +1,7 @@
-"""What each column of `metrics.jsonl` means, and which ones a resumed run must repeat exactly.
+"""The columns of `metrics.jsonl`: their meaning, and which ones a resumed run repeats exactly.
 
 A deterministic column is compared with `==` after a resume; a measured one holds times and memory.
-It never reads or writes a log.
+Reads and writes no log.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Column:
     unit: str
     description: str
     reduction: Reduction = "last"
-    """What stands for several rows: their sum, largest, mean (by `weight` where it says so) or last
-    value."""
+    """How several rows are summarised: their sum, largest, mean (weighted by `weight` if it says
+    so) or last value."""
 
 
 def _exact(name: str, unit: str, description: str, reduction: Reduction = "last") -> Column:
@@ -124,7 +124,7 @@ DETAILS = (
         "weight_norm/PARAMETER", "weight", "norm of one parameter of log.layers after the update"
     ),
 )
-"""What `details` may hold; a signal that does not apply to a run is absent."""
+"""Names in `details`; a signal that does not apply to a run is absent."""
 
 EVAL_COLUMNS = (
     _exact("row", "", "`eval`: one row per evaluation of one validation set"),
@@ -163,10 +163,10 @@ def schema() -> dict[str, object]:
 
 
 def reduced(rows: Sequence[Mapping[str, object]]) -> dict[str, object]:
-    """One row that stands for several step rows, each column by its declared reduction.
+    """One row that summarises several step rows, each column by its declared reduction.
 
-    Values that are null are left out of it; a column that is null in all stays null. Of columns
-    that are no number the last value stands.
+    Null values are left out; a column that is null in all rows stays null. Columns that are not
+    numbers take the last value.
     """
     found: dict[str, object] = {}
     for column in STEP_COLUMNS:
@@ -204,19 +204,19 @@ _REDUCE: Mapping[str, Callable[[Sequence[Mapping[str, object]], str], float]] = 
 
 
 def deterministic(row: Mapping[str, object]) -> dict[str, object]:
-    """The columns of a row that two equal runs share, ready for `==`.
+    """The columns of a row that two equal runs share, comparable with `==`.
 
-    Non-finite numbers stay strings, so that a NaN equals itself.
+    Non-finite numbers stay strings, so that NaN equals itself.
     """
     return {name: row[name] for name in _DETERMINISTIC[str(row["row"])]}
 
 
 def number(value: object) -> float:
-    """A number of a row as a float, the strings for non-finite ones included.
+    """A number of a row as a float, including the strings for non-finite ones.
 
     Raises:
-        ValueError: the value is no number.
+        ValueError: the value is not a number.
     """
     if isinstance(value, (int, float)) or value in NON_FINITE:
         return float(value)
-    raise ValueError(f"{value!r} is no number")
+    raise ValueError(f"{value!r} is not a number")

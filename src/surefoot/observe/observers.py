@@ -1,8 +1,8 @@
-"""Hands each report to many observers, and keeps one that fails from harming the run.
+"""Passes each report to several observers, and isolates the run from one that fails.
 
-Essential observers are the record of the run: their errors are the run's errors. Any other observer
-that raises is left out from then on, said once as an event. It never changes a report. An observer
-that is given may have some of the methods only; one whose method nobody would call is refused.
+Essential observers are the record of the run: their errors are the run's errors. Any other
+observer that raises is removed, which one event reports. Reports are never changed. An observer
+may implement some of the methods only; a misspelt method is refused.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from surefoot.observe.events import EventKind
 
 METHODS: Final = ("on_step", "on_eval", "on_event", "close")
 NEAR: Final = 0.75
-"""Similarity from which a method's name is taken for a misspelt one, of 1."""
+"""Similarity, out of 1, from which a method's name counts as misspelt."""
 
 
 @dataclass(frozen=True)
 class FilledObserver:
-    """An observer that has some of the methods; the others do nothing."""
+    """An observer with some of the methods; the others do nothing."""
 
     name: str
     on_step: Callable[[StepReport], None]
@@ -35,11 +35,11 @@ class FilledObserver:
 
 
 def as_observer(given: Any) -> Observer:
-    """The observer itself, or with methods that do nothing in the place of those it lacks.
+    """The observer itself, or a wrapper that adds the missing methods as no-ops.
 
     Raises:
-        RequestError: it is a class, has none of the methods, or a method whose name is near to one
-            of them and that nobody would call.
+        RequestError: it is a class, has none of the methods, or has a method that resembles one of
+            them and would never be called.
     """
     name = type(given).__name__
     rule = f"an observer has at least one of the methods {', '.join(METHODS)}"
@@ -56,7 +56,7 @@ def as_observer(given: Any) -> Observer:
         near = difflib.get_close_matches(word, METHODS[:3], n=1, cutoff=NEAR)
         if near or word.startswith("on_"):
             raise RequestError(
-                f"the observer {name} has a method {word!r}, which nobody would call",
+                f"the observer {name} has a method {word!r}, which is never called",
                 where="observers",
                 rule=rule,
                 remedy=f"did you mean {near[0]}?"
@@ -65,7 +65,7 @@ def as_observer(given: Any) -> Observer:
             )
     has = [method for method in METHODS if callable(getattr(given, method, None))]
     if not set(has) - {"close"}:
-        raise RequestError(f"the observer {name} observes nothing", where="observers", rule=rule)
+        raise RequestError(f"the observer {name} has no such method", where="observers", rule=rule)
     if len(has) == len(METHODS):
         return given
     methods = {method: getattr(given, method, _nothing) for method in METHODS}
@@ -77,14 +77,14 @@ def _nothing(*_: object) -> None:
 
 
 class Observers:
-    """Many observers as one.
+    """Several observers as one.
 
     Args:
-        essential: metrics log and event log; told first, in this order, and closed last.
-        optional: console, sinks, the user's own, each with some of the methods at least.
+        essential: metrics log and event log; called first, in this order, and closed last.
+        optional: console, sinks, the user's own, each with at least one of the methods.
 
     Raises:
-        RequestError: one of the optional ones is no observer.
+        RequestError: one of the optional ones is not an observer.
     """
 
     def __init__(self, essential: Sequence[Observer], optional: Sequence[object] = ()) -> None:
@@ -121,7 +121,7 @@ class Observers:
                 self._leave_out(observer, error)
 
     def close(self) -> None:
-        """Closes every observer, whatever the others do.
+        """Closes every observer, even if some raise.
 
         Raises:
             Exception: the first error of an essential observer, after all are closed.
@@ -135,9 +135,9 @@ class Observers:
         _close_all([observer.close for observer in reversed(self._essential)])
 
     def _leave_out(self, observer: Observer, error: Exception) -> None:
-        """Drops the observer, closes what it holds and says so to the others."""
+        """Removes the observer, closes it and reports it to the others."""
         if observer not in self._optional:
-            return  # It failed again while the news of its failure went round.
+            return  # It failed again while its failure was reported.
         self._optional = tuple(other for other in self._optional if other is not observer)
         self._report(observer, error)
         try:
@@ -151,7 +151,7 @@ class Observers:
             Event(
                 EventKind.OBSERVER_FAILED,
                 self._step,
-                f"{name} failed and is left out from here on: {type(error).__name__}: {error}",
+                f"{name} failed and is no longer called: {type(error).__name__}: {error}",
                 {"observer": name, "traceback": "".join(traceback.format_exception(error))},
                 time.time(),
             )
@@ -159,7 +159,7 @@ class Observers:
 
 
 def _close_all(closers: Sequence[Callable[[], None]]) -> None:
-    """Calls all, also where some raise; the first error comes out."""
+    """Calls all, even if some raise; then raises the first error."""
     if not closers:
         return
     try:

@@ -1,7 +1,7 @@
-"""Cheap probes of memory and load, made to be asked once an update.
+"""Cheap probes of memory and load, made to be called once per update.
 
-They answer from memory and look afresh a few times a second at most. They never synchronise with a
-device and never raise because a machine has no driver.
+They return cached values and measure a few times per second at most. They never synchronize with a
+device and never raise for a missing driver.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UTILIZATION_SECONDS = 1.0
 class MemoryProbe:
     """Bytes in use, for `StepReport.memory_bytes`: call it.
 
-    CUDA: peak of the memory that torch has allocated. MPS: allocated now. CPU: resident memory of
+    CUDA: peak of the memory allocated by torch. MPS: currently allocated. CPU: resident memory of
     this process, without its workers.
 
     Args:
@@ -58,7 +58,7 @@ def _memory_reader(device: torch.device) -> Callable[[], int]:
         return lambda: int(torch.mps.current_allocated_memory())
     if os.path.exists("/proc/self/statm"):
         return _resident_bytes
-    # Without /proc only the peak is to be had cheaply; macOS counts it in bytes, others in KiB.
+    # Without /proc only the peak is cheap to read; macOS reports bytes, others KiB.
     unit = 1 if sys.platform == "darwin" else 1024
     return lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
@@ -72,18 +72,18 @@ def _resident_bytes() -> int:
 
 
 class UtilizationProbe:
-    """Share of time that the device was busy lately, 0 to 1, or None where nobody knows: call it.
+    """Share of time that the device was busy recently, 0 to 1, or None if unknown: call it.
 
-    CUDA: share of the driver's sample period in which a kernel ran, asked once a second by a
-    thread of its own. CPU: processor time of this process over wall time and the cores it may use,
-    over the last second. It is None until the first second has passed.
+    CUDA: share of the driver's sample period in which a kernel ran, read once a second by a
+    separate thread. CPU: processor time of this process over wall time and usable cores, over the
+    last second. None until the first second has passed.
     """
 
     def __init__(self, device: torch.device | str) -> None:
         self._device = torch.device(device)
         self._value: float | None = None
         self.energy_joules: float | None = None
-        """Used by the device since this probe was made; None where nobody knows."""
+        """Joules used by the device since this probe was made; None if unknown."""
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
@@ -102,7 +102,7 @@ class UtilizationProbe:
         return self._value
 
     def close(self) -> None:
-        """Ends the thread; harmless when called twice."""
+        """Ends the thread; idempotent."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(timeout=2)
@@ -117,7 +117,7 @@ class UtilizationProbe:
             self._wall, self._busy = now, busy
 
     def _watch_driver(self) -> None:
-        # The first question loads the driver's library: asked at once, it is over before training.
+        # The first query loads the driver's library: done here, it is over before training starts.
         read_energy = _energy_reader(self._device)
         began = read_energy()
         while True:
@@ -126,7 +126,7 @@ class UtilizationProbe:
             try:
                 self._value = torch.cuda.utilization(self._device) / 100
             except Exception:
-                # No driver library or no permission: nobody knows, and the run goes on.
+                # No driver library or no permission: unknown, and the run continues.
                 self._value = None
                 return
             if self._stopping.wait(UTILIZATION_SECONDS):
@@ -134,7 +134,7 @@ class UtilizationProbe:
 
 
 def _energy_reader(device: torch.device) -> Callable[[], float | None]:
-    """Joules since the driver was loaded, by NVML; None where it does not say (before Volta)."""
+    """Joules since the driver was loaded, from NVML; None if unsupported (before Volta)."""
     try:
         pynvml.nvmlInit()
         uuid = str(torch.cuda.get_device_properties(device).uuid)
@@ -154,14 +154,14 @@ def _energy_reader(device: torch.device) -> Callable[[], float | None]:
 
 
 class ResourceProbe:
-    """What a device holds and uses, for the metrics log's `resources`: call it with a speed.
+    """Memory, energy and MFU of a device, for the metrics log's `resources`: call it with a speed.
 
     Args:
         device: where the model is.
         energy_joules: used so far, or None.
-        flops_per_sample: operations of one sample's forward and backward; None where unknown.
-        peak: of all devices of the run, in operations a second; None where unknown.
-        tell: hears, once, of a utilization that cannot be.
+        flops_per_sample: of one sample's forward and backward; None if unknown.
+        peak: FLOP/s of all devices of the run; None if unknown.
+        tell: called once if the utilization is above 1, which is impossible.
     """
 
     def __init__(

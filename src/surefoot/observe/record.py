@@ -1,7 +1,7 @@
-"""The record of a run: what another engineer needs to know to trust it or to run it again.
+"""The record of a run: what another engineer needs to trust it or to repeat it.
 
-It reads the machine, the code and torch's switches once, at the start. It records only environment
-variables that it lists by name, so that no secret of the environment lands on a disk.
+Reads the machine, the code and torch's switches once, at the start. Records only environment
+variables from an explicit list, so that no secret is written to disk.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ HIDDEN = "[hidden]"
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What was found: JSON-able fields, and the uncommitted changes as a file of their own."""
+    """JSON-compatible fields, and the uncommitted changes as a separate file."""
 
     fields: Mapping[str, object]
     diff: bytes
@@ -91,14 +91,14 @@ def collect_record(
     command_line: Sequence[str] | None = None,
     folder: Path | None = None,
 ) -> RunRecord:
-    """Reads code, packages, machine and torch's switches as they are now.
+    """Reads the current state of code, packages, machine and torch's switches.
 
     Args:
-        data: name of each data set → its fingerprint (and whatever else is known of it).
-        extra: more that the run knows of itself (device, precision and its reason, parameter count,
+        data: name of each data set → its fingerprint and other facts.
+        extra: further facts of the run (device, precision and its reason, parameter count,
             `deciding_metric`); plain values.
         command_line: default: that of this process.
-        folder: the repository is looked for here; default: the working directory.
+        folder: whose repository is recorded; default: the working directory.
     """
     code = repository_state(folder or Path.cwd())
     fields: dict[str, object] = {
@@ -143,7 +143,7 @@ def write_record(folder: RunFolder, record: RunRecord) -> Path:
     """Writes `record.json` and, if there is one, `artifacts/uncommitted.diff`; returns the
     record's path.
 
-    A resumed run keeps its first record: a later one becomes `record.resume-N.json`.
+    A resumed run keeps its first record; later ones are `record.resume-N.json`.
     """
     stem, count = "", 0
     while folder.path.joinpath(f"record{stem}.json").exists():

@@ -1,6 +1,6 @@
-"""Which code ran: commit, branch and uncommitted changes of the git repository around a folder.
+"""The code that ran: commit, branch and uncommitted changes of the git repository of a folder.
 
-It asks git only to read. No repository and no git are facts to state, never errors.
+Only reads. A missing repository or a missing git is a recorded fact, never an error.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ _TIMEOUT_SECONDS = 10
 
 @dataclass(frozen=True, slots=True)
 class RepositoryState:
-    """The code's state; all None where `reason` says why it is not known."""
+    """State of the code; all None if unknown, with the `reason`."""
 
     commit: str | None = None
     branch: str | None = None
-    """None also on a detached head."""
+    """None on a detached head."""
     dirty: bool | None = None
     """Whether tracked files differ from the commit."""
     diff: bytes = b""
     """`git diff HEAD`, at most `DIFF_LIMIT_BYTES` of it."""
     diff_bytes: int = 0
-    """Length of the whole diff."""
+    """Length of the full diff."""
     diff_sha256: str | None = None
-    """Of the whole diff; None where there is none."""
+    """Hash of the full diff; None if there is none."""
     untracked: tuple[str, ...] = field(default=())
     """Names only, at most `UNTRACKED_LIMIT`: their content may be secret or huge."""
     untracked_count: int = 0
@@ -71,13 +71,13 @@ def repository_state(folder: Path) -> RepositoryState:
 
 
 def _command(folder: Path, *arguments: str) -> list[str]:
-    # Nothing that the repository's own configuration could start: no hooks, monitors or pagers.
+    # Disables what the repository's configuration could start: hooks, monitors, pagers.
     return ["git", "--no-pager", "-c", "core.fsmonitor=false", "-C", str(folder), *arguments]
 
 
 def _environment() -> dict[str, str]:
     quiet = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
-    # A hook or a wrapper may have pointed git at another repository than the folder's.
+    # A hook or a wrapper may have set git variables that point to another repository.
     own = {k: v for k, v in os.environ.items() if k not in ("GIT_DIR", "GIT_WORK_TREE")}
     return own | quiet
 
@@ -94,7 +94,7 @@ def _git(folder: Path, *arguments: str) -> bytes:
 
 
 def _diff(folder: Path) -> tuple[bytes, int, str]:
-    """The capped diff against HEAD, its whole length and its hash, in little memory."""
+    """The truncated diff against HEAD, its full length and its hash, in bounded memory."""
     options = ("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--binary")
     kept = bytearray()
     length = 0

@@ -1,7 +1,7 @@
-"""The run folder: where everything that one run leaves behind has its place.
+"""The run folder: the location of everything that one run leaves on disk.
 
-It makes the folder, guards it against a second writer and writes its small files whole or not at
-all. It never decides what stands in them and never deletes what a run has written.
+Creates the folder, guards it against a second writer and writes its small files atomically.
+Decides nothing about their content and never deletes what a run has written.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ MAX_NAME_LENGTH = 120
 class RunFolder:
     """A run folder that this process owns, until `close()` or its end.
 
-    Make one with `create`, `create_at` or `open`; it is a context manager.
+    Create one with `create`, `create_at` or `open`; it is a context manager.
     """
 
     def __init__(self, path: Path, lease: Lease) -> None:
-        # Absolute, once: code of the user's own may change the working directory of the process.
+        # Absolute, since user code may change the working directory of the process.
         self.path = path
         self.lease = lease
 
@@ -54,14 +54,14 @@ class RunFolder:
     def create(
         cls, root: str | Path, name: str, *, started: datetime | None = None, needed_bytes: int = 0
     ) -> RunFolder:
-        """Makes `root/2026-11-27T09-14-03_NAME/`, local time, and takes it.
+        """Creates `root/2026-11-27T09-14-03_NAME/`, in local time, and takes it.
 
-        A run of the same name begun in the same second gets `_NAME-2`, so that many runs can start
-        at once.
+        A run of the same name started in the same second gets the suffix `-2`, so that many runs
+        can start at once.
 
         Args:
-            needed_bytes: what the run will write; checked against the free space before anything is
-                made.
+            needed_bytes: what the run will write; compared with the free space before anything is
+                created.
 
         Raises:
             RunFolderError: the name cannot be a folder's, the root cannot hold one, or there is too
@@ -81,10 +81,10 @@ class RunFolder:
 
     @classmethod
     def create_at(cls, path: str | Path, *, needed_bytes: int = 0) -> RunFolder:
-        """Makes exactly this folder and takes it.
+        """Creates exactly this folder and takes it.
 
         Raises:
-            RunFolderError: it exists already, its parent cannot hold it, or there is too little
+            RunFolderError: it already exists, its parent cannot hold it, or there is too little
                 free space.
         """
         path = Path(path).absolute()
@@ -93,13 +93,13 @@ class RunFolder:
                 "The run folder exists already"
                 + (", and a run is using it." if is_in_use(path) else "."),
                 where=str(path),
-                rule="a new run never writes into an old run's folder",
+                rule="a new run never writes into the folder of an old run",
                 remedy="name another folder, or resume the run that is in it",
             )
         check_free_space(path.parent, needed_bytes)
         if not _make_directory(path):
             raise RunFolderError(
-                "The run folder was made by another process at this moment.", where=str(path)
+                "The run folder was created by another process at the same time.", where=str(path)
             )
         return cls._furnish(path)
 
@@ -134,10 +134,10 @@ class RunFolder:
 
         Args:
             needed_bytes: what the run will write at most.
-            tell: is told before a long wait: an owner on another machine is watched for a minute.
+            tell: called before a long wait: an owner on another machine is watched for a minute.
 
         Raises:
-            RunFolderError: it is missing, is no run folder, is in use (the owner is named), or
+            RunFolderError: it is missing, is not a run folder, is in use (names the owner), or
                 there is too little free space.
         """
         path = find_run(path).absolute()
@@ -145,7 +145,7 @@ class RunFolder:
         lease = Lease(path, tell=tell)
         try:
             with naming_folder(path):
-                # A copy may lack folders that were empty.
+                # A copy of a run may lack folders that were empty.
                 (path / CHECKPOINTS_NAME).mkdir(exist_ok=True)
                 (path / ARTIFACTS_NAME).mkdir(exist_ok=True)
                 remove_leftovers(path)
@@ -158,7 +158,7 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """Name of the folder itself, time included."""
+        """Name of the folder, including the time."""
         return self.path.name
 
     @property
@@ -196,15 +196,15 @@ class RunFolder:
     # -- its small files -----------------------------------------------------------------------
 
     def write_config(self, config: str | Mapping[str, object]) -> None:
-        """Writes `config.yaml`: ready YAML text (with its comments) or plain values."""
+        """Writes `config.yaml`: YAML text (with its comments) or plain values."""
         atomic_write(self.config_path, _as_yaml(config))
 
     def write_contract(self, contract: str | Mapping[str, object]) -> None:
-        """Writes `contract.yaml`: ready YAML text or plain values."""
+        """Writes `contract.yaml`: YAML text or plain values."""
         atomic_write(self.contract_path, _as_yaml(contract))
 
     def write_record(self, record: Mapping[str, object], *, name: str = RECORD_NAME) -> Path:
-        """Writes `record.json`; the values must be plain JSON values. Returns its path."""
+        """Writes `record.json` from plain JSON values. Returns its path."""
         text = json.dumps(record, indent=2, allow_nan=False, ensure_ascii=False)
         path = self.path / name
         atomic_write(path, text + "\n")
@@ -213,7 +213,7 @@ class RunFolder:
     # -- the end -------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Gives the folder back; harmless when called twice."""
+        """Releases the folder; idempotent."""
         self.lease.release()
 
     def __enter__(self) -> RunFolder:
@@ -229,16 +229,16 @@ class RunFolder:
 
 
 def find_run(path: str | Path) -> Path:
-    """`path`, once it is sure that it is a run folder.
+    """Returns `path` after checking that it is a run folder.
 
     Raises:
-        RunFolderError: it is missing or is no run folder; runs of a similar name are named.
+        RunFolderError: it is missing or not a run folder; suggests runs with a similar name.
     """
     path = Path(path)
     if not path.is_dir():
         likely = _similar(path)
         raise RunFolderError(
-            f"The run folder {'is no folder' if path.exists() else 'does not exist'}.",
+            f"The run folder {'is not a folder' if path.exists() else 'does not exist'}.",
             where=str(path),
             remedy=f"did you mean {likely}?" if likely else "name a folder that a run has left",
         )
@@ -253,7 +253,7 @@ def find_run(path: str | Path) -> Path:
 
 
 def run_and_checkpoint(path: str | Path) -> tuple[Path, str | None]:
-    """The run folder that `path` means, and the name of a checkpoint where it is one of a run's."""
+    """The run folder of `path`, and the name of the checkpoint if `path` is one of a run's."""
     path = Path(path)
     place = path.absolute().parent
     if place.name == CHECKPOINTS_NAME and _is_run(place.parent):
@@ -266,27 +266,26 @@ def _is_run(path: Path) -> bool:
 
 
 def find_begun_run(path: str | Path) -> Path:
-    """`path`, once it is sure that a run has begun in it.
+    """Returns `path` after checking that a run has begun in it.
 
     Raises:
-        RunFolderError: as `find_run`, or the run was cut off before its configuration was written.
+        RunFolderError: as `find_run`, or the run ended before it wrote its configuration.
     """
     path = find_run(path)
     if not (path / CONFIG_NAME).is_file():
         if left := _left_by_training(path):
             raise RunFolderError(
-                f"The run's {CONFIG_NAME} is missing; {left} are there.",
+                f"The run's {CONFIG_NAME} is missing; {left} remain.",
                 where=str(path),
                 rule=f"a run that can be resumed holds {CONFIG_NAME} and a checkpoint",
-                remedy=f"put {CONFIG_NAME} back from a copy; without it the weights are still to "
-                f"be had: model.initial_weights={path}, or surefoot checkpoint export {path} "
-                "--out DIR",
+                remedy=f"restore {CONFIG_NAME} from a copy; its weights can still be used: "
+                f"model.initial_weights={path}, or surefoot checkpoint export {path} --out DIR",
             )
         raise RunFolderError(
-            "The run was cut off before it began: it has written no configuration.",
+            "The run ended before it began: it has written no configuration.",
             where=str(path),
             rule=f"a run that can be resumed holds {CONFIG_NAME} and a checkpoint",
-            remedy="start it anew; the folder holds nothing and may be deleted",
+            remedy="start it again; the folder is empty and may be deleted",
         )
     return path
 
@@ -295,7 +294,7 @@ def read_config(run: str | Path) -> str:
     """The text of the configuration of a run that has begun.
 
     Raises:
-        RunFolderError: as `find_begun_run`, or the file is no text.
+        RunFolderError: as `find_begun_run`, or the file is not text.
     """
     path = find_begun_run(run) / CONFIG_NAME
     try:
@@ -310,13 +309,13 @@ def read_config(run: str | Path) -> str:
         raise RunFolderError(
             f"The run's {CONFIG_NAME} cannot be read: {why}.",
             where=str(path),
-            rule=f"{CONFIG_NAME} is what the run was started with, as YAML in UTF-8",
-            remedy="put it back from a copy",
+            rule=f"{CONFIG_NAME} is the configuration that the run was started with, as UTF-8 YAML",
+            remedy="restore it from a copy",
         ) from error
 
 
 def _left_by_training(path: Path) -> str:
-    """What a run has left of its training, in words; empty where there is nothing."""
+    """What a run has left of its training, for a message; empty if nothing."""
     count = sum(1 for _ in (path / CHECKPOINTS_NAME).glob("step-*"))
     if count:
         return f"{count} checkpoint{'s' if count > 1 else ''} of it"
@@ -354,7 +353,7 @@ def check_free_space(path: str | Path, needed_bytes: int) -> None:
             f"Too little free space: {format_bytes(needed_bytes)} needed, "
             f"{format_bytes(free_bytes)} free.",
             where=str(path),
-            rule="all that a run will write must fit before it starts",
+            rule="everything that a run will write must fit before it starts",
             remedy="free some space, keep fewer checkpoints, or name a folder on another disk",
         )
 
@@ -367,9 +366,7 @@ def _make_directory(path: Path) -> bool:
     except FileExistsError:
         if path.is_dir():
             return False
-        raise RunFolderError(
-            "A file stands where the folder of the runs should be.", where=str(path.parent)
-        ) from None
+        raise RunFolderError("The folder of the runs is a file.", where=str(path.parent)) from None
     except OSError as error:
         raise _cannot_be_made(path, error) from error
     return True
@@ -377,7 +374,7 @@ def _make_directory(path: Path) -> bool:
 
 @contextmanager
 def naming_folder(path: Path) -> Iterator[None]:
-    """What the disk refuses in here is told as an error of the run folder.
+    """Context manager: errors of the disk are raised as errors of the run folder.
 
     Raises:
         RunFolderError: such as for a full disk.
@@ -388,21 +385,21 @@ def naming_folder(path: Path) -> Iterator[None]:
         raise RunFolderError(
             f"The run folder cannot be written: {error.strerror or error}.",
             where=str(error.filename or path),
-            rule="a run writes down what it is before it begins",
+            rule="a run records what it is before it begins",
             remedy="free some space, or name a folder that can be written to",
         ) from error
 
 
 def _cannot_be_made(path: Path, error: OSError) -> RunFolderError:
     return RunFolderError(
-        f"The run folder cannot be made: {error.strerror}.",
+        f"The run folder cannot be created: {error.strerror}.",
         where=str(path),
         remedy="name a folder that you may write to, on a disk with space",
     )
 
 
 def _similar(path: Path) -> Path | None:
-    """The newest run beside `path` whose name holds the name that was asked for."""
+    """The newest run beside `path` whose name contains the name that was asked for."""
     if not path.parent.is_dir() or not path.name:
         return None
     matches = sorted(p for p in path.parent.iterdir() if p.is_dir() and path.name in p.name)

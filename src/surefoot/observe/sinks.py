@@ -1,7 +1,7 @@
-"""Other places that a run's numbers go to. TensorBoard so far.
+"""Other destinations of a run's numbers: TensorBoard.
 
-A sink copies what the run folder holds anyway; nothing is read back from it. It never makes the run
-wait: reports are queued, a thread of the sink writes them.
+A sink copies what the run folder holds; nothing is read back from it. It never blocks the run:
+reports are queued, and a thread writes them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ FLUSH_SECONDS = 5.0
 class TensorBoardSink:
     """Writes scalars to `folder` for TensorBoard; needs the extra `tensorboard`.
 
-    The x-axis is the window, so that a skipped update is seen, too; an evaluation's is the step.
-    After a resume, what the run had shown beyond that point is purged by TensorBoard itself.
+    The x-axis is the window, so that skipped updates are visible; for evaluations it is the step.
+    After a resume, TensorBoard itself purges what was shown beyond that point.
 
     Raises:
         RequestError: tensorboard is not installed.
@@ -63,7 +63,7 @@ class TensorBoardSink:
             self._put(event)
 
     def close(self) -> None:
-        """Writes what is queued and closes; harmless when called twice.
+        """Writes queued items and closes; idempotent.
 
         Raises:
             SurefootError: a write has failed.
@@ -91,7 +91,7 @@ class TensorBoardSink:
     def _write(self) -> None:
         while (item := self._queue.get()) is not None:
             if self._failure is not None:
-                continue  # The run learns of it at its next report; until then nothing piles up.
+                continue  # Raised at the run's next report; until then items are dropped.
             try:
                 self._writer.add_event(self._as_record(item))
             except Exception as error:
@@ -114,7 +114,7 @@ def tensorboard(folder: Path) -> TensorBoardSink:
 
 
 def scalars(report: StepReport | EvalReport) -> Mapping[str, float]:
-    """The tags and values that a report becomes."""
+    """The tags and values of a report."""
     return dict(_step_scalars(report) if isinstance(report, StepReport) else _eval_scalars(report))
 
 

@@ -1,4 +1,4 @@
-"""How long updates take, told at the end: the typical one, the slow ones, the wait for data."""
+"""Summary of update times at the end: median, 95th percentile, slowest, wait for data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from surefoot.core.reports import StepReport
 
 
 class Stopwatch:
-    """Keeps the duration of each update, and prints a summary to standard error when the run ends.
+    """Keeps the duration of each update, and prints a summary to standard error at the end.
 
     The first update is left out: it allocates, compiles and fills caches.
 

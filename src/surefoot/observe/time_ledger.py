@@ -1,8 +1,7 @@
-"""The time ledger: where the host's time goes, in phases that exclude each other and sum to the
-whole.
+"""The time ledger: the host's time in phases that exclude each other and sum to the wall time.
 
-It reads the host's clock only: time in which a device works while the host runs ahead belongs to
-what the host does meanwhile. It never synchronises with a device.
+Reads the host's clock only: while the host runs ahead of a device, time counts for what the host
+does. Never synchronizes with a device.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from types import TracebackType
 from surefoot.observe.files.atomic import atomic_write
 
 TIME_LEDGER_NAME = "time-ledger.json"
-"""Below the artifacts of a run."""
+"""File name, below the artifacts of a run."""
 
 
 class Phase(IntEnum):
-    """What the host is doing. Whatever is not named is `REST`."""
+    """What the host is doing; everything else is `REST`."""
 
     REST = 0
     DATA_WAIT = 1
@@ -30,7 +29,7 @@ class Phase(IntEnum):
     LAUNCH = 2
     """Queueing work for the device; on CPU, the work itself."""
     DEVICE_WAIT = 3
-    """Waiting for numbers of the device."""
+    """Waiting for values from the device."""
     EVALUATION = 4
     CHECKPOINT = 5
     LOGGING = 6
@@ -38,7 +37,7 @@ class Phase(IntEnum):
 
     @property
     def label(self) -> str:
-        """Name for people and for the record."""
+        """Name for display and for the record."""
         return self.name.lower().replace("_", " ")
 
 
@@ -50,23 +49,23 @@ class LedgerReading:
     wall_nanoseconds: int
 
     def since(self, earlier: LedgerReading) -> LedgerReading:
-        """What was spent between an earlier reading and this one."""
+        """Time spent between an earlier reading and this one."""
         spent = {
             phase: count - earlier.nanoseconds[phase] for phase, count in self.nanoseconds.items()
         }
         return LedgerReading(spent, self.wall_nanoseconds - earlier.wall_nanoseconds)
 
     def as_json(self) -> dict[str, float]:
-        """Seconds by the label of each phase, and `wall`."""
+        """Seconds by phase label, and `wall`."""
         seconds = {phase.label: count / 1e9 for phase, count in self.nanoseconds.items()}
         return seconds | {"wall": self.wall_nanoseconds / 1e9}
 
 
 class TimeLedger:
-    """Counts the host's time from its making on. One thread switches phases.
+    """Counts the host's time from construction on. One thread switches phases.
 
-    `with ledger.phase(Phase.EVALUATION): ...` gives the phase back that was before;
-    `ledger.switch(Phase.LAUNCH)` names the next phase, and returns the one before.
+    `with ledger.phase(Phase.EVALUATION): ...` restores the previous phase at its end;
+    `ledger.switch(Phase.LAUNCH)` sets the phase and returns the previous one.
     """
 
     def __init__(self) -> None:
@@ -88,7 +87,7 @@ class TimeLedger:
         self._scopes = tuple(PhaseScope(self, phase) for phase in Phase)
 
     def shift(self, source: Phase, target: Phase, seconds: float) -> None:
-        """Counts time as `target` that ran as `source`, of which it leaves at least none."""
+        """Moves time from `source` to `target`; at most what `source` has."""
         count = min(round(seconds * 1e9), self._nanoseconds[source])
         self._nanoseconds[source] -= count
         self._nanoseconds[target] += count
@@ -98,14 +97,14 @@ class TimeLedger:
         return self._scopes[phase]
 
     def read(self) -> LedgerReading:
-        """The time spent until now."""
+        """The time spent so far."""
         now = self._now()
         counts = {phase: self._nanoseconds[phase] for phase in Phase}
         return LedgerReading(counts, now - self._began)
 
 
 class PhaseScope:
-    """One phase of one ledger, to be entered; made by `TimeLedger.phase`."""
+    """Context manager for one phase of a ledger; created by `TimeLedger.phase`."""
 
     __slots__ = ("_before", "_ledger", "_phase")
 
@@ -127,10 +126,10 @@ class PhaseScope:
 
 
 def add_stretch(path: Path, stretch: Mapping[str, object]) -> None:
-    """Adds one stretch of a run to `time-ledger.json`; one of the same attempt is replaced.
+    """Adds one attempt of a run to `time-ledger.json`, replacing an entry of the same attempt.
 
     Args:
-        path: the file; made if it is missing.
+        path: the file; created if missing.
         stretch: `attempt`, `first_step`, `last_step`, `host_seconds` (the phases and `wall`) and
             `device_milliseconds` (the phases of a sampled update, or null).
     """

@@ -1,8 +1,7 @@
-"""Watches that a run goes on. Where it does not, the stacks of all threads stand in a file.
+"""Hang detection: if a run makes no progress, the stacks of all threads are written to a file.
 
-The dump is written by the interpreter's own watchdog, which needs no lock of Python: also where
-foreign code never returns. It ends nothing and changes nothing; another process may ask for a dump
-with SIGUSR2.
+The interpreter's own watchdog writes them without taking a Python lock: also where foreign code
+never returns. Ends nothing and changes nothing; another process may ask for a dump with SIGUSR2.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ ASK_SIGNAL = signal.SIGUSR2
 
 
 def stacks_path(artifacts: Path, rank: int = 0) -> Path:
-    """Where the stacks of one rank stand."""
+    """The file with the stacks of one rank."""
     return artifacts / f"stacks-rank-{rank}.txt"
 
 
 class HangWatch:
-    """A context in which silence is noticed.
+    """A context manager that detects missing progress.
 
-    The watchdog of the interpreter is wound up again while beats come; it runs down where none do.
+    Beats re-arm the interpreter's watchdog timer; it fires if none come.
 
     Args:
-        path: file for the stacks; there only once there is something in it.
-        deadline_seconds: longest silence.
-        tell: is told of a silence, from a thread of its own, once each.
+        path: file for the stacks; exists only once it has content.
+        deadline_seconds: longest time without a beat.
+        tell: called with a message from a separate thread, once per silence.
         reading: names the samples that this process reads at this moment; empty for none.
         read_deadline_seconds: longest time for one of them.
     """
@@ -62,22 +61,22 @@ class HangWatch:
         self._asked_before = False
 
     def beat(self, doing: str) -> None:
-        """Says that the run goes on, and with what. Costs next to nothing."""
+        """Reports progress, and what is being done. Nearly free."""
         self._beats += 1
         self._doing = doing
 
     @property
     def doing(self) -> str:
-        """What the last beat said."""
+        """The argument of the last beat."""
         return self._doing
 
     def dump(self) -> None:
-        """Writes down the stacks of all threads."""
+        """Writes the stacks of all threads."""
         if self._file is not None and not self._file.closed:
             faulthandler.dump_traceback(self._file, all_threads=True)
 
     def beating(self, items: Iterator[Item], doing: str) -> Iterator[Item]:
-        """The same items; a beat for each."""
+        """Yields the items, with a beat for each."""
         for item in items:
             self.beat(doing)
             yield item
@@ -131,8 +130,7 @@ class HangWatch:
             elif now - heard > self._deadline and not told:
                 told = True
                 self._tell(
-                    f"nothing has happened for {now - heard:.0f} s, last: {self._doing}; "
-                    f"{self._where()}"
+                    f"no progress for {now - heard:.0f} s, last: {self._doing}; {self._where()}"
                 )
 
     def _where(self) -> str:
@@ -145,18 +143,18 @@ FLIGHT_RECORDER = {
     "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
 }
-"""Torch's own environment for NCCL's flight recorder: set before a group is made. A collective that
-meets its deadline then leaves the last calls of each rank; comparing their numbers names the rank
-that is missing. Torch has renamed some of these: both names are given."""
+"""Torch's environment variables for NCCL's flight recorder, to be set before a group is made. A
+collective that times out then dumps the last calls of each rank; comparing their sequence numbers
+names the missing rank. Torch has renamed some of them: both names are set."""
 
 
 def flight_recorder_files(folder: Path) -> dict[str, str]:
-    """Where each rank leaves what the recorder holds; torch reads it when it writes."""
+    """Files that the recorder of each rank dumps to; torch reads the variable when it writes."""
     file = str(folder / "nccl-rank-")
     return {"TORCH_FR_DUMP_TEMP_FILE": file, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": file}
 
 
 def set_where_free(variables: Mapping[str, str]) -> None:
-    """Sets what the user has not set."""
+    """Sets the variables that the user has not set."""
     for name, value in variables.items():
         os.environ.setdefault(name, value)

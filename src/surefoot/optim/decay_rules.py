@@ -1,6 +1,6 @@
-"""Which tensors weight decay pulls on: two rules, each a pure function of a tensor and its owners.
+"""Two rules for weight decay, as pure functions of a tensor and its owners.
 
-It decides for one tensor at a time and knows no groups; `ledger.py` runs both rules on every tensor
+Decides for one tensor at a time and knows no groups; `ledger.py` runs both rules on every tensor
 and shows where they disagree.
 """
 
@@ -19,8 +19,8 @@ from surefoot.core.errors import ModelError
 _WRAPPERS: Final = re.compile(
     r"(?:^|(?<=\.))(?:_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)(?:\.|$)"
 )
-# What the Trainer of transformers leaves out (bias, layernorm, rmsnorm, norm, _norm; all on
-# lower-cased names), and the `norm1`, `ln_1` and `ln_f` that those patterns miss.
+# What transformers' Trainer excludes (bias, layernorm, rmsnorm, norm, _norm; on lower-cased names),
+# and the `norm1`, `ln_1` and `ln_f` that those patterns miss.
 _UNDECAYED_NAMES: Final = (
     ("bias", re.compile(r"bias")),
     ("layernorm", re.compile(r"layernorm")),
@@ -35,28 +35,28 @@ _EMBEDDING_TYPES: Final = (nn.Embedding, nn.EmbeddingBag)
 
 @dataclass(frozen=True, slots=True)
 class OwnedTensor:
-    """A trainable tensor with every name that leads to it and every module that holds it."""
+    """A trainable tensor with all its names and all modules that hold it."""
 
     name: str
     aliases: tuple[str, ...]
-    """Its other names, where it is tied or its module is shared."""
+    """Its other names, if it is tied or its module is shared."""
     parameter: nn.Parameter
     owners: tuple[nn.Module, ...]
     marked: bool
-    """The model says that it must not decay: `parameter._no_weight_decay = True`, or a name in what
-    the model's `no_weight_decay()` returns."""
+    """Whether the model excludes it from decay: `parameter._no_weight_decay = True`, or a name
+    returned by the model's `no_weight_decay()`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """What a rule says about a tensor, and why."""
+    """Decision of a rule about a tensor, and the reason."""
 
     decays: bool
     reason: str
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name without the prefixes that compile, recompute and FSDP wrappers add."""
+    """A parameter's name without the prefixes added by compile, recompute and FSDP wrappers."""
     return _WRAPPERS.sub("", name).rstrip(".")
 
 
@@ -66,7 +66,7 @@ def bare_module(model: nn.Module) -> nn.Module:
 
 
 def named_trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Plain name to trainable parameter, each tensor once, in the order of the model."""
+    """Plain name to trainable parameter, each tensor once, in model order."""
     return {
         plain_name(name): parameter
         for name, parameter in bare_module(model).named_parameters()
@@ -78,8 +78,7 @@ def trainable_tensors(model: nn.Module) -> Iterator[OwnedTensor]:
     """Every trainable tensor of `model` once, in the order of `named_trainable`.
 
     Raises:
-        ModelError: a parameter is that of a lazy module and has no shape yet, or its gradient would
-            be sparse.
+        ModelError: a parameter of a lazy module has no shape yet, or a gradient would be sparse.
     """
     model = bare_module(model)
     marked = _marked_names(model)
@@ -108,7 +107,7 @@ def by_dimension(tensor: OwnedTensor) -> Opinion:
 
 
 def by_name(tensor: OwnedTensor) -> Opinion:
-    """All decay but norms (by type or class name), biases and what the model marks."""
+    """All decay except norms (by type or class name), biases and what the model marks."""
     if tensor.marked:
         return Opinion(False, "the model marks it as not decaying")
     for owner in tensor.owners:
@@ -123,7 +122,7 @@ def by_name(tensor: OwnedTensor) -> Opinion:
 
 
 def is_embedding(tensor: OwnedTensor) -> bool:
-    """Whether it is an embedding table (also one tied to a head) or a bare `*embed*` parameter."""
+    """Whether it is an embedding table (possibly tied to a head) or a bare `*embed*` parameter."""
     if any(isinstance(owner, _EMBEDDING_TYPES) for owner in tensor.owners):
         return True
     return "embed" in tensor.name.rpartition(".")[2].lower()
@@ -139,7 +138,7 @@ def _refuse_untrainable(name: str, parameter: nn.Parameter, owner: nn.Module) ->
         raise ModelError(
             f"parameter {name} has no shape yet",
             where=name,
-            rule="the optimizer is built when every parameter has its shape",
+            rule="every parameter has a shape when the optimizer is built",
             remedy="run one batch through the lazy module first",
         )
     if isinstance(owner, _EMBEDDING_TYPES) and owner.sparse:
@@ -147,5 +146,5 @@ def _refuse_untrainable(name: str, parameter: nn.Parameter, owner: nn.Module) ->
             f"the gradient of {name} would be sparse",
             where=name,
             rule="the global norm, the clip and the optimizers here take dense gradients",
-            remedy="make the embedding with sparse=False, or freeze it",
+            remedy="create the embedding with sparse=False, or freeze it",
         )

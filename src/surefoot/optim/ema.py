@@ -1,8 +1,7 @@
 """An exponential moving average of the weights, kept on the device.
 
-It averages trainable weights only: frozen ones never differ, and buffers (BatchNorm's running
-statistics among them) are not averaged. It never changes the model but inside `swapped`, and then
-puts it back bit for bit.
+Only trainable weights are averaged, not buffers (such as BatchNorm's running statistics). The model
+is changed inside `swapped` only, and restored bit for bit.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from surefoot.optim.decay_rules import named_trainable
 from surefoot.optim.ledger import first_few
 
 BUCKET_BYTES: Final = 64 * 2**20
-"""Temporary memory that one update of the average takes, or one tensor's size if that is more."""
+"""Temporary memory of one update of the average; at least the size of the largest tensor."""
 
 
 class WeightAverage(Protocol):
-    """An average of the weights that follows the updates and survives with the run."""
+    """An average of the weights that follows the updates and is part of the run's state."""
 
     def update(self, finite: Callable[[], Tensor]) -> None:
-        """Takes the weights in where `finite()` (0-dim bool) is true."""
+        """Adds the current weights if `finite()` (0-dim bool) is true."""
         ...
 
     def swapped(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Inside, `model` holds the average."""
+        """Context manager in which `model` holds the average."""
         ...
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -39,7 +38,7 @@ class WeightAverage(Protocol):
 
 
 class NoAverage:
-    """No average is kept: `swapped` leaves the model as it is."""
+    """No average: `swapped` leaves the model unchanged."""
 
     def update(self, finite: Callable[[], Tensor]) -> None:
         return None
@@ -57,13 +56,13 @@ class NoAverage:
 class WeightEma:
     """`average += (1 - decay) * (weight - average)` after each applied update.
 
-    It starts from the weights at its making and remembers about `1 / (1 - decay)` updates. It is
-    kept in float32 for weights of lower precision. Averaged weights are evaluated with the model's
-    own buffers: a BatchNorm's running statistics are those of the raw weights.
+    Starts from the weights at construction and averages over about `1 / (1 - decay)` updates. Kept
+    in float32 for weights of lower precision. Averaged weights are evaluated with the model's own
+    buffers: BatchNorm statistics are those of the raw weights.
 
     Args:
         model: the model whose trainable weights are averaged; each tied tensor once.
-        decay: from 0 (always the last weights) to 1 (exclusive).
+        decay: in [0, 1); 0 keeps the last weights.
 
     Raises:
         RequestError: the decay is out of range.
@@ -76,7 +75,7 @@ class WeightEma:
                 f"the decay of the average is {decay}",
                 where="ema.decay",
                 rule="0 <= decay < 1",
-                remedy="0.999 remembers about 1000 updates",
+                remedy="0.999 averages over about 1000 updates",
             )
         self.decay = decay
         weights = named_trainable(model)
@@ -100,7 +99,7 @@ class WeightEma:
 
     @property
     def num_updates(self) -> Tensor:
-        """Updates averaged so far, a 0-dim int64 tensor on the device."""
+        """Number of updates averaged so far, a 0-dim int64 tensor on the device."""
         return self._num_updates
 
     @property
@@ -110,7 +109,7 @@ class WeightEma:
 
     @torch.no_grad()
     def update(self, finite: Callable[[], Tensor]) -> None:
-        """Takes the weights in, where `finite()` (0-dim bool) is true; else nothing changes.
+        """Adds the current weights if `finite()` (0-dim bool) is true; else changes nothing.
 
         Raises:
             ModelError: called inside `swapped`.
@@ -119,7 +118,7 @@ class WeightEma:
             raise ModelError(
                 "the average was updated while the model holds averaged weights",
                 where="WeightEma.update",
-                rule="training goes on with the raw weights",
+                rule="training continues with the raw weights",
                 remedy="leave `swapped` before the next update",
             )
         applied = finite().to(self._share.device)
@@ -134,14 +133,14 @@ class WeightEma:
 
     @contextmanager
     def swapped(self, model: nn.Module) -> Iterator[None]:
-        """Inside, `model` holds the averaged weights; afterwards its own, bit for bit.
+        """Context manager in which `model` holds the averaged weights; then its own, bit-equal.
 
-        It takes the memory of one more copy of the weights meanwhile. The tensors stay where they
-        are in memory, so that compiled code and captured graphs keep working.
+        Temporarily needs the memory of another copy of the weights. Tensors keep their addresses,
+        so that compiled code and captured graphs keep working.
 
         Raises:
-            ModelError: `model` has other trainable weights than the averaged model, or is swapped
-                already.
+            ModelError: `model` has other trainable weights than the averaged model, or is already
+                swapped.
         """
         if self._is_swapped:
             raise ModelError(
@@ -171,7 +170,7 @@ class WeightEma:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores averages and count. The decay in force stays the recipe's.
+        """Restores averages and count. The current decay stays that of the recipe.
 
         Raises:
             CheckpointError: no average was kept, or it is of another model.
@@ -183,7 +182,7 @@ class WeightEma:
                 f"the averaged weights in the checkpoint are of another model: {len(wrong)} differ",
                 where=first_few(wrong),
                 rule="a resume averages the same weights, by name and shape",
-                remedy="keep the model and what is frozen as they were",
+                remedy="keep the model and its frozen parameters as they were",
             )
         with torch.no_grad():
             for name, average in self._averages.items():
@@ -198,13 +197,13 @@ class WeightEma:
                 f"the averaged weights are of another model: {len(wrong)} differ",
                 where=first_few(wrong),
                 rule="the trainable weights are the same, by name and shape",
-                remedy="pass the model that the average was made for; freeze nothing in between",
+                remedy="pass the model that the average was created for; freeze nothing in between",
             )
         return [weights[name] for name in self._averages]
 
 
 def _parts(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """The tensors as they lie on this rank: an average needs no other."""
+    """The local shards of the tensors: an average needs no others."""
     with torch.no_grad():
         return [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
 

@@ -1,8 +1,8 @@
-"""The parameter ledger: each trainable tensor in exactly one group, and the rule that put it there.
+"""The parameter ledger: assigns each trainable tensor to exactly one group, with the reason.
 
-Two rules for weight decay always run, by dimension and by name and type; one decides and what the
-other would have said is kept beside it. It never leaves a disagreement unsaid, never lists a frozen
-parameter and never counts a tied one twice.
+Two rules for weight decay always run, by dimension and by name and type; one decides, and the
+other's answer is recorded. Every disagreement is reported, frozen parameters are not listed, and
+tied ones are counted once.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ DecayRule = Literal["dimension", "name"]
 Decider = Literal["dimension", "name", "embeddings", "override"]
 
 AS_OPTIMIZER: Final = "as-optimizer"
-"""An override's weight decay that leaves the decision to the rule."""
+"""Weight decay of an override that leaves the decision to the rule."""
 
 DECAY: Final = "decay"
 NO_DECAY: Final = "no_decay"
 MOST_NAMED: Final = 5
-"""Names that an error spells out before it counts the rest."""
+"""Number of names that an error lists before it counts the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupOverride:
-    """Another rate or decay for the parameters whose full name matches a pattern.
+    """Another rate or decay for parameters whose full name matches a pattern.
 
     Args:
-        pattern: shell pattern on the whole dotted name: `head.*`, `*.bias`, `blocks.0.*`.
-        lr_multiplier: factor on the learning rate of the run, >= 0.
-        weight_decay: decay of every parameter that matches, whatever the rule says;
-            `as-optimizer` leaves it to the rule.
+        pattern: glob pattern on the full dotted name: `head.*`, `*.bias`, `blocks.0.*`.
+        lr_multiplier: factor on the learning rate, >= 0.
+        weight_decay: decay of every matching parameter, whatever the rule says; `as-optimizer`
+            leaves it to the rule.
 
     Raises:
         RequestError: a number is negative or not finite.
@@ -63,7 +63,7 @@ class GroupOverride:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """One trainable tensor: where it went, and why."""
+    """One trainable tensor: its group, and why."""
 
     name: str
     aliases: tuple[str, ...]
@@ -75,14 +75,14 @@ class LedgerRow:
     weight_decay: float
     lr_multiplier: float
     decided_by: Decider
-    """What decided on its weight decay."""
+    """What decided its weight decay."""
     reason: str
     by_dimension: bool
-    """Whether the rule by dimension would decay it."""
+    """Whether the rule by dimension decays it."""
     by_name: bool
-    """Whether the rule by name and type would."""
+    """Whether the rule by name and type decays it."""
     name_reason: str
-    """Why the rule by name and type says so."""
+    """Reason of the rule by name and type."""
 
     @property
     def rules_agree(self) -> bool:
@@ -90,14 +90,14 @@ class LedgerRow:
 
 
 class ParameterLedger:
-    """Which trainable tensor is in which group, and why. Build it with `build`."""
+    """The group of each trainable tensor, and why. Create it with `build`."""
 
     def __init__(
         self, rows: Sequence[LedgerRow], parameters: Sequence[nn.Parameter], rule: DecayRule
     ) -> None:
         self.rows = tuple(rows)
         self.parameters = tuple(parameters)
-        """One for each row, in the order of the model."""
+        """One per row, in model order."""
         self.rule = rule
 
     @classmethod
@@ -114,16 +114,16 @@ class ParameterLedger:
         """Assigns each trainable parameter of `model`.
 
         Args:
-            model: the bare model or a wrapped one; wrapper prefixes are left out of the names.
-            weight_decay: decay of the tensors that decay, >= 0.
+            model: the model, possibly wrapped; prefixes of wrappers are removed from the names.
+            weight_decay: of the tensors that decay, >= 0.
             rule: the rule that decides. `dimension`: tensors of two or more dims decay. `name`: all
-                decay but norms (by type), biases and what the model marks as not decaying.
-            decay_embeddings: False takes embeddings out of the decay under either rule.
-            overrides: rates and decays by name; each parameter may match one at most.
-            elsewhere: names of parameters that lie on other ranks: an override may be for them.
+                decay except norms (by type), biases and what the model excludes.
+            decay_embeddings: False excludes embeddings from decay under either rule.
+            overrides: rates and decays by name; at most one may match a parameter.
+            elsewhere: names of parameters on other ranks, which overrides may match, too.
 
         Raises:
-            ModelError: the model has no trainable parameter, or one cannot be trained as it is.
+            ModelError: the model has no trainable parameter, or one cannot be trained.
             RequestError: an override matches nothing, two match one parameter, or the decay is
                 negative.
         """
@@ -155,8 +155,8 @@ class ParameterLedger:
     def groups(self) -> list[dict[str, Any]]:
         """Parameter groups for a torch optimizer, in order of first appearance.
 
-        Each holds `params` and `weight_decay` for torch, and for us `name`, `parameter_names` and
-        `lr_multiplier`. Called twice it gives separate lists of the same tensors.
+        Each has `params` and `weight_decay` for torch, and `name`, `parameter_names` and
+        `lr_multiplier` for us. Each call returns separate lists of the same tensors.
         """
         groups: dict[str, dict[str, Any]] = {}
         for row, parameter in zip(self.rows, self.parameters, strict=True):
@@ -183,7 +183,7 @@ def _matching(name: str, overrides: Sequence[GroupOverride]) -> GroupOverride | 
             + ", ".join(f"'{override.pattern}'" for override in found),
             where="optimizer.groups",
             rule="each trainable parameter is in exactly one group",
-            remedy="narrow the patterns until one matches",
+            remedy="narrow the patterns so that only one matches",
         )
     return found[0] if found else None
 
@@ -196,7 +196,7 @@ def _refuse_idle(
         raise RequestError(
             f"no trainable parameter matches {', '.join(map(repr, idle))}",
             where="optimizer.groups",
-            rule="a group override changes at least one parameter",
+            rule="a group override matches at least one parameter",
             remedy=f"names look like {', '.join(names[:3])}; `surefoot show params` lists all",
         )
 
@@ -265,15 +265,15 @@ def check_groups(model: nn.Module, groups: Iterable[Mapping[str, Any]]) -> None:
         raise ModelError(
             f"the optimizer's groups do not fit the model: {len(problems)} problems",
             where=first_few(problems),
-            rule="each trainable parameter is in exactly one group, and nothing else is",
+            rule="each trainable parameter is in exactly one group, and no other tensor is",
             remedy="build the groups with ParameterLedger.build(model, ...).groups()",
         )
 
 
 def name_groups(model: nn.Module, optimizer_groups: Sequence[dict[str, Any]]) -> None:
-    """Gives the groups of a torch optimizer made elsewhere the names that `UpdateOptimizer` needs.
+    """Adds the names that `UpdateOptimizer` needs to the groups of any torch optimizer.
 
-    Adds `name` (`group 0`, ...) and `parameter_names` where they are missing.
+    Sets `name` (`group 0`, ...) and `parameter_names` if missing.
 
     Raises:
         ModelError: the groups do not fit the model.
@@ -286,7 +286,7 @@ def name_groups(model: nn.Module, optimizer_groups: Sequence[dict[str, Any]]) ->
 
 
 def mixed_decay_groups(groups: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Groups whose weight decay pulls on matrices and on norms or biases alike.
+    """Groups whose weight decay applies to both matrices and norms or biases.
 
     Returns:
         A sentence for each such group.
@@ -298,14 +298,14 @@ def mixed_decay_groups(groups: Iterable[Mapping[str, Any]]) -> list[str]:
             low = sum(d < 2 for d in dims)
             found.append(
                 f"{group.get('name', f'group {index}')}: weight decay "
-                f"{group['weight_decay']:g} also pulls on {low} tensors of fewer than 2 dims "
+                f"{group['weight_decay']:g} also applies to {low} tensors of fewer than 2 dims "
                 "(norm scales, biases)"
             )
     return found
 
 
 def first_few(texts: Sequence[str]) -> str:
-    """The first few of many, and how many more."""
+    """The first few texts, and how many more there are."""
     more = len(texts) - MOST_NAMED
     return "; ".join(texts[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
 

@@ -1,8 +1,8 @@
-"""Float32 copies of weights that a model keeps in bf16, so that small updates are not lost.
+"""Float32 master copies of bf16 weights, so that small updates are not lost.
 
-In bf16 a weight of 1.0 has its lower neighbour at 0.996: a hundred updates of -6e-4 leave it where
-it was. The optimizer therefore steps float32 copies, which are then rounded into the model. It
-never touches a float32 weight, and it refuses fp16 weights, whose gradients underflow.
+In bf16 the number below 1.0 is 0.996: a hundred updates of -6e-4 leave 1.0 unchanged. The optimizer
+therefore steps float32 copies, which are then rounded into the model. Float32 weights are not
+touched; fp16 weights, whose gradients underflow, are refused.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from surefoot.core.errors import ModelError
 from surefoot.optim.ledger import ParameterLedger, first_few
 
 LowPrecisionWeights = Literal["refuse", "master"]
-"""`refuse`: bf16 weights are an error. `master`: they get float32 copies (and float32 moments)."""
+"""`refuse`: bf16 weights are an error. `master`: they get float32 copies (and moments)."""
 
 
 class MasterWeights:
-    """Pairs of a model's low-precision weight and its float32 copy; no pairs for a float32 model.
+    """Pairs of low-precision weights and float32 copies; none for a float32 model.
 
     Args:
         model_weights: the weights that the model computes with.
@@ -36,7 +36,7 @@ class MasterWeights:
         self._model_weight_of = dict(zip(map(id, masters), model_weights, strict=True))
 
     def model_weight(self, stepped: Tensor) -> Tensor:
-        """The model's weight behind a tensor that the optimizer steps; itself if it has no copy."""
+        """The model's weight for a tensor that the optimizer steps; itself if it has no copy."""
         return self._model_weight_of.get(id(stepped), stepped)
 
     def is_master(self, stepped: Tensor) -> bool:
@@ -44,18 +44,18 @@ class MasterWeights:
         return id(stepped) in self._model_weight_of
 
     def take_gradients(self) -> None:
-        """Hands each copy its weight's gradient, widened to float32."""
+        """Sets each copy's gradient to its weight's, converted to float32."""
         for weight, master in zip(self._model_weights, self._masters, strict=True):
             master.grad = None if weight.grad is None else weight.grad.float()
 
     def drop_gradients(self) -> None:
-        """Frees the widened gradients."""
+        """Frees the converted gradients."""
         for master in self._masters:
             master.grad = None
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Rounds the copies into the model. A copy that has not moved rounds to what is there."""
+        """Rounds the copies into the model. An unchanged copy rounds to the same value."""
         if self._masters:
             torch._foreach_copy_(self._model_weights, self._masters)
 
@@ -70,14 +70,14 @@ def master_groups(
     """The ledger's groups for an optimizer, with float32 copies in place of bf16 weights.
 
     Raises:
-        ModelError: there are fp16 weights, or bf16 weights and the choice is to refuse them.
+        ModelError: there are fp16 weights, or bf16 weights that are refused.
     """
     _refuse(ledger, torch.float16, "their gradients underflow below 6e-8", "model.float()")
     if choice == "refuse":
         _refuse(
             ledger,
             torch.bfloat16,
-            "an update below 1/256 of a weight is rounded away",
+            "updates below 1/256 of a weight are lost to rounding",
             "model.float() and precision bf16 (autocast), or low_precision_weights='master'",
         )
     groups = ledger.groups()

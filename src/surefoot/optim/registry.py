@@ -1,8 +1,8 @@
-"""From an optimizer section and a ledger to the optimizer that the update uses; and ours.
+"""Builds the optimizer of a run from its section and a ledger; defines our own optimizers.
 
-An optimizer is a function of parameter groups, found by its name or target in the registry of
-`surefoot.core.doors`, ours as any other. Nothing here turns `fused` on where it would not run, nor
-leaves it off without saying why, nor builds an optimizer on weights too narrow to be trained.
+An optimizer is a function of parameter groups, found by name or target in the registry of
+`surefoot.core.doors`, like those of other packages. `fused` is enabled only where it is verified,
+with the reason where it is off; weights of too low a precision are refused.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from surefoot.optim.own import Groups, MakeOptimizer, make_over_groups
 from surefoot.optim.update import UpdateOptimizer
 
 FUSED_DEVICES: Final = frozenset({"cpu", "cuda"})
-"""Where torch's fused kernels are verified; on MPS torch calls its own a prototype."""
+"""Devices on which torch's fused kernels are verified; torch calls those on MPS a prototype."""
 FUSED_DTYPES: Final = frozenset({torch.float64, torch.float32})
 NO_FUSED_SHARDS: Final = frozenset({"sgd"})
-"""Kinds whose fused kernel torch cannot run on DTensors."""
+"""Kinds whose fused kernel does not support DTensors."""
 USUAL_DECAY: Final = (0.01, 0.1)
 """Range of AdamW's weight decay in published recipes."""
 LARGEST_USUAL_BETA2: Final = 0.999
@@ -48,20 +48,20 @@ class OptimizerSection(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FusedChoice:
-    """Whether the fused kernels run, and why."""
+    """Whether the fused kernels are used, and why."""
 
     on: bool
     reason: str
 
 
 def choose_fused(requested: Fused, parameters: Sequence[Tensor], kind: str = "") -> FusedChoice:
-    """Whether torch's fused kernels can take these parameters.
+    """Whether torch's fused kernels support these parameters.
 
     Args:
-        kind: of the optimizer; fused SGD has no rule for sharded parameters.
+        kind: of the optimizer; fused SGD does not support sharded parameters.
 
     Raises:
-        RequestError: they are asked for and cannot run.
+        RequestError: they are requested and not supported.
     """
     if requested == "off":
         return FusedChoice(False, "optimizer.fused is off")
@@ -80,7 +80,7 @@ def choose_fused(requested: Fused, parameters: Sequence[Tensor], kind: str = "")
         raise RequestError(
             f"optimizer.fused is on, but there is {why_not}",
             where="optimizer.fused",
-            rule="an option that would do nothing is refused",
+            rule="an option without effect is refused",
             remedy="use optimizer.fused=auto",
         )
     return FusedChoice(False, why_not)
@@ -89,11 +89,11 @@ def choose_fused(requested: Fused, parameters: Sequence[Tensor], kind: str = "")
 def adamw(
     groups: Groups, *, lr: float, betas: tuple[float, float], eps: float, fused: bool
 ) -> torch.optim.Optimizer:
-    """AdamW: the decay `w -= lr * weight_decay * w` stands apart from gradient and moments.
+    """AdamW: the decay `w -= lr * weight_decay * w` is separate from gradient and moments.
 
-    It is multiplied by the current rate and so follows the schedule (torch's form; a decay that
-    does not would need other values). Not entering the moments is what sets it apart from L2 in
-    the loss, which Adam's second moment would rescale parameter by parameter (1711.05101).
+    It is multiplied by the current rate and so follows the schedule (torch's form; values for other
+    forms differ). Unlike L2 in the loss, it does not enter the moments, where Adam's second moment
+    would rescale it parameter by parameter (1711.05101).
     """
     return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, **_kernel(fused))
 
@@ -101,7 +101,7 @@ def adamw(
 def adam(
     groups: Groups, *, lr: float, betas: tuple[float, float], eps: float, fused: bool
 ) -> torch.optim.Optimizer:
-    """Adam with bias correction (1412.6980); a weight decay is L2: `g += weight_decay * w`."""
+    """Adam with bias correction (1412.6980); weight decay is L2: `g += weight_decay * w`."""
     return torch.optim.Adam(groups, lr=lr, betas=betas, eps=eps, **_kernel(fused))
 
 
@@ -132,15 +132,15 @@ def build_optimizer(
     Args:
         section: kind, rate and hyper-parameters.
         ledger: the groups, with decay and rate multipliers.
-        device: where the run computes; the parameters are there already.
-        skipping: whether non-finite updates must be left out (fp16, or a guard that skips).
-        low_precision_weights: what to do with bf16 weights: refuse them, or step float32 copies.
+        device: of the parameters, which are there already.
+        skipping: whether non-finite updates must be skipped (fp16, or a guard that skips).
+        low_precision_weights: for bf16 weights: refuse, or step float32 copies.
         given: the class or function that was handed in, where the section says so.
 
     Raises:
         RequestError: an unknown kind, `fused: on` where it cannot run, or an optimizer of another's
             that cannot be used.
-        ModelError: a parameter is not on `device`, or is of a precision that cannot be trained.
+        ModelError: a parameter is not on `device`, or its precision is too low for training.
     """
     found, name = _named(section, given)
     _refuse_elsewhere(ledger, torch.device(device))
@@ -175,7 +175,7 @@ def _named(section: Any, given: MakeOptimizer | None) -> tuple[Any, str]:
 
 
 def optimizer_notes(section: OptimizerSection, ledger: ParameterLedger) -> tuple[str, ...]:
-    """What is unusual about this choice, one sentence each; for a check, never an error."""
+    """Unusual values of this choice, one sentence each; for a check, never an error."""
     notes = []
     decays = sorted({row.weight_decay for row in ledger.rows if row.weight_decay > 0})
     if section.kind == "adamw":
@@ -188,7 +188,7 @@ def optimizer_notes(section: OptimizerSection, ledger: ParameterLedger) -> tuple
     beta2 = getattr(section, "betas", (0.0, 0.0))[1]
     if beta2 > LARGEST_USUAL_BETA2:
         notes.append(
-            f"beta2 {beta2:g} remembers {1 / (1 - beta2):,.0f} updates; usual are 0.95 to "
+            f"beta2 {beta2:g} averages over {1 / (1 - beta2):,.0f} updates; usual are 0.95 to "
             f"{LARGEST_USUAL_BETA2:g}"
         )
     if section.kind == "adam" and decays:
@@ -209,6 +209,6 @@ def _refuse_elsewhere(ledger: ParameterLedger, device: torch.device) -> None:
         raise ModelError(
             f"{len(elsewhere)} parameters are not on {device}",
             where=first_few(elsewhere),
-            rule="the optimizer is built when the model is on its device",
+            rule="the model is on its device when the optimizer is built",
             remedy=f"call model.to('{device}') first",
         )

@@ -1,9 +1,9 @@
-"""Optimizer state that rests in the memory of the host between two steps.
+"""Offloads optimizer state to host memory between steps.
 
-It is on the device while the optimizer steps, and nowhere near it during forward and backward, when
-activations need the room (ZeRO-Offload, Ren et al. 2021, with the step left on the device). The
-numbers are the same bits: the same kernel steps the same values. The host waits for no copy: all
-are queued in the device's order.
+The state is on the device during the step, and on the host during forward and backward, when
+activations need the memory (ZeRO-Offload, Ren et al. 2021, with the step on the device). Results
+are bit-equal: the same kernel steps the same values. Copies are queued in stream order; the host
+waits for none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from surefoot.core.errors import RequestError
 
 SMALLEST_ELEMENTS: Final = 2
-"""A step count stays where the kernel reads it."""
+"""Tensors below this size (step counts) stay where the kernel reads them."""
 
 
 class StateOnHost:
@@ -37,7 +37,7 @@ class StateOnHost:
 
     @contextmanager
     def brought(self) -> Iterator[None]:
-        """All state is on the device inside, on the host afterwards."""
+        """Context manager: all state is on the device inside, on the host afterwards."""
         for state in self._optimizer.state.values():
             for key, value in state.items():
                 if _moves(value):
@@ -46,7 +46,7 @@ class StateOnHost:
         self.rest()
 
     def rest(self) -> None:
-        """Takes all state to the host; what is new gets memory there, once."""
+        """Copies all state to the host; new tensors get host memory once."""
         for parameter, state in self._optimizer.state.items():
             for key, value in state.items():
                 if _moves(value):
@@ -55,7 +55,7 @@ class StateOnHost:
                         state[key] = place.copy_(value, non_blocking=True)
 
     def settle(self) -> None:
-        """Waits until what rests on the host has arrived: before it is read, or written to."""
+        """Waits until the copies to the host are complete: before they are read or written."""
         if self._pinned:
             torch.cuda.current_stream(self._device).synchronize()
 
@@ -72,22 +72,22 @@ def _moves(value: Any) -> bool:
 
 
 def check_state_on_host(device: torch.device, is_sharded: bool) -> None:
-    """Refuses a layout whose state cannot rest on the host.
+    """Refuses layouts that do not support optimizer offload.
 
     Raises:
-        RequestError: the run computes on the host, or each rank holds a part of the state.
+        RequestError: the run computes on the CPU, or the state consists of DTensors.
     """
     if device.type == "cpu":
         raise RequestError(
             "memory.offload_optimizer is cpu, and the run computes on the CPU",
             where="memory.offload_optimizer",
-            rule="what goes to the host comes from the memory of a device",
+            rule="offload moves state from the memory of a device to the host",
             remedy="use memory.offload_optimizer=off on the CPU",
         )
     if is_sharded:
         raise RequestError(
-            "memory.offload_optimizer is cpu, and the layers are spread over ranks",
+            "memory.offload_optimizer is cpu, and the layers are distributed over ranks",
             where="memory.offload_optimizer",
-            rule="the state of distributed parameters stays on the device of their mesh",
-            remedy="use parallel.shard alone, which leaves each rank its part of the state",
+            rule="the state of DTensors stays on the device of their mesh",
+            remedy="use parallel.shard alone, where each rank has a part of the state",
         )

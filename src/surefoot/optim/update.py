@@ -1,7 +1,7 @@
-"""A torch optimizer as the update sees it: rates are set, and a non-finite update does nothing.
+"""Wraps a torch optimizer for the update: sets rates, and skips a non-finite update.
 
-It never decides a rate, never reads a number back from the device unless its `skips` says so, and
-never makes `step` mean "perhaps" in silence: `skips` says how a skip happens.
+Decides no rate and reads nothing back from the device unless `skips` says so: `skips` states how an
+update is skipped.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from surefoot.optim.master_weights import NO_MASTERS, MasterWeights
 from surefoot.optim.state_on_host import StateOnHost
 
 SKIPPING_DEVICES: Final = frozenset({"cpu", "cuda"})
-"""Where the fused kernels are verified to leave everything alone on a non-finite flag."""
+"""Devices on which the fused kernels are verified to change nothing on a non-finite flag."""
 _FUSED_SKIPPERS: Final = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 _SCHEDULED: Final = frozenset({"lr", "momentum", "betas"})
-"""Group values that `set_rate` sets: the schedule's, not state."""
+"""Group values that `set_rate` sets: they belong to the schedule, not to the state."""
 _STATE_KEYS: Final = frozenset({"state", "param_groups"})
 _NAMES: Final = frozenset({"params", "name", "parameter_names", "lr_multiplier", "base_lr"})
 
 
 class SkipKind(Enum):
-    """How a non-finite update is left out."""
+    """How a non-finite update is skipped."""
 
     ON_DEVICE = "on_device"
     """The fused kernel reads the flag; the host does not wait."""
     ON_HOST = "on_host"
-    """The host waits for the flag once an update, then steps or not."""
+    """The host waits for the flag once per update, then steps or not."""
     NEVER = "never"
-    """The update is applied whatever the flag says; the run stops afterwards."""
+    """The update is applied regardless of the flag; the run stops afterwards."""
 
 
 class PlateauVerdict(Protocol):
@@ -60,22 +60,22 @@ class Course:
 
 
 class UpdateOptimizer:
-    """Wraps a torch optimizer whose groups carry `name` and `parameter_names`.
+    """A torch optimizer whose groups have `name` and `parameter_names`.
 
     Learning rates are plain floats: `base_lr * multiplier * lr_multiplier` of the group, set before
-    each step. `base_lr` is the `lr` that the group was made with.
+    each step. `base_lr` is the initial `lr` of the group.
 
     Args:
-        optimizer: a torch optimizer; its groups hold `name`, `parameter_names` (one a parameter)
-            and may hold `lr_multiplier`.
-        skipping: whether a non-finite update must be left out (fp16, or a guard that skips). An
-            optimizer that can skip on the device always does; any other waits for the flag where
-            this is true.
+        optimizer: a torch optimizer; its groups have `name`, `parameter_names` (one per parameter)
+            and optionally `lr_multiplier`.
+        skipping: whether a non-finite update must be skipped (fp16, or a guard that skips). An
+            optimizer that can skip on the device always does; any other waits for the flag if this
+            is true.
         kernel: which kernels run and why, for the record.
         masters: float32 copies that the optimizer steps in place of low-precision weights.
 
     Raises:
-        ModelError: a group lacks its names, or a name occurs twice.
+        ModelError: a group has no names, or a name occurs twice.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class UpdateOptimizer:
         _allocate_momentum(optimizer)
 
     def keep_state_on_host(self) -> None:
-        """Between two steps the state rests in the memory of the host, from now on."""
+        """From now on keeps the state in host memory between steps."""
         self._on_host = StateOnHost(self.optimizer, self._device)
         self._on_host.rest()
         self._steps_elsewhere = True
@@ -114,11 +114,11 @@ class UpdateOptimizer:
         return self._parameters
 
     def gradients(self) -> list[Tensor]:
-        """The gradients that are there, in group order."""
+        """The gradients that exist, in group order."""
         return [p.grad for p in self._parameters if p.grad is not None]
 
     def zero_grad(self) -> None:
-        """Sets every gradient to None, which frees its memory."""
+        """Sets every gradient to None, freeing its memory."""
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -127,7 +127,7 @@ class UpdateOptimizer:
 
         Args:
             multiplier: of the peak rate, from the schedule.
-            momentum: SGD's momentum or Adam's first beta, where there is one; None leaves it.
+            momentum: SGD's momentum or Adam's first beta, if there is one; None leaves it.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = group["base_lr"] * multiplier * group["lr_multiplier"]
@@ -135,18 +135,18 @@ class UpdateOptimizer:
                 _set_momentum(group, momentum)
 
     def rates(self) -> dict[str, float]:
-        """Group name to the rate that the next (or last) step uses."""
+        """Group name to the rate of the next (or last) step."""
         return {group["name"]: group["lr"] for group in self.optimizer.param_groups}
 
     def step(self, finite: Callable[[], Tensor], known: bool | None = None) -> None:
-        """One step with the gradients that are there.
+        """One step with the gradients that exist.
 
         Args:
-            finite: gives a 0-dim bool tensor. Where it is false, nothing changes: no weight, no
-                moment, no step count (but for `SkipKind.NEVER`). Asked only where it is needed.
-            known: the same on the host, where it has arrived already: then the kernels need not
-                look at the flag, which saves their launches where the device waits for the host.
-                The weights are the same bits either way.
+            finite: returns a 0-dim bool tensor. If it is false, nothing changes: no weight, no
+                moment, no step count (except for `SkipKind.NEVER`). Called only if needed.
+            known: the same on the host, if it has arrived already: then the kernels need not read
+                the flag, which saves launches where the device waits for the host. Weights are
+                bit-equal either way.
         """
         if self.skips is SkipKind.ON_HOST and known is None:
             known = bool(finite())
@@ -168,14 +168,14 @@ class UpdateOptimizer:
         self._masters.drop_gradients()
 
     def _flag(self, finite: Tensor) -> Tensor:
-        """What the fused kernels read: 1.0 leaves weights, moments and step counts alone."""
+        """The flag of fused kernels: 1.0 leaves weights, moments and step counts unchanged."""
         return torch.logical_not(_on(finite, self._device), out=self._found_inf)
 
     def state_by_name(self) -> dict[str, Any]:
-        """Everything that must survive, keyed by parameter name: live tensors and plain values.
+        """The state to keep, by parameter name: live tensors and plain values.
 
-        Rates and hyper-parameters are the recipe's and are not kept; a group value that the
-        optimizer itself has changed since it was made (a counter) is.
+        Rates and hyper-parameters are the recipe's and not part of it; a group value that the
+        optimizer itself has changed since construction (a counter) is.
         """
         if self._on_host:
             self._on_host.settle()
@@ -201,10 +201,10 @@ class UpdateOptimizer:
         return {"further": further} if further else {}
 
     def load_state_by_name(self, state: Mapping[str, Any]) -> None:
-        """Puts back what `state_by_name` gave. Tensors are copied.
+        """Loads the result of `state_by_name`. Tensors are copied.
 
         Raises:
-            CheckpointError: the state is of another optimizer or of other parameters.
+            CheckpointError: the state is of another optimizer or other parameters.
         """
         self._refuse_other(state)
         if self._on_host:
@@ -258,7 +258,7 @@ class UpdateOptimizer:
                 f"the optimizer state is of other parameters: {len(wrong)} differ",
                 where=first_few(wrong),
                 rule="a resume trains the same parameters, by name, shape and precision",
-                remedy="keep the model and what is frozen as they were",
+                remedy="keep the model and its frozen parameters as they were",
             )
 
 
@@ -268,9 +268,9 @@ def _stepped_by_name(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     for index, group in enumerate(optimizer.param_groups):
         listed: Sequence[str] = group.get("parameter_names", ())
         if "name" not in group or len(listed) != len(group["params"]):
-            raise _bad_group(index, "it does not name its parameters")
+            raise _bad_group(index, "it has no parameter_names")
         if group_names.index(group["name"]) != index:
-            raise _bad_group(index, f"an earlier group is named '{group['name']}' too")
+            raise _bad_group(index, f"an earlier group is named '{group['name']}' , too")
         for name, parameter in zip(listed, group["params"], strict=True):
             if name in names:
                 raise _bad_group(index, f"{name} is named in two places")
@@ -282,7 +282,7 @@ def _bad_group(index: int, what: str) -> ModelError:
     return ModelError(
         f"parameter group {index} cannot be used: {what}",
         where=f"param_groups[{index}]",
-        rule="a group holds `name` and `parameter_names`, one for each of its parameters",
+        rule="a group has `name` and `parameter_names`, one per parameter",
         remedy="use ParameterLedger.build(model, ...).groups(), or name_groups(model, groups)",
     )
 
@@ -291,7 +291,7 @@ def _skip_kind(optimizer: torch.optim.Optimizer, skipping: bool) -> SkipKind:
     groups = optimizer.param_groups
     fused = type(optimizer) in _FUSED_SKIPPERS and all(group.get("fused") for group in groups)
     on_device = {p.device.type for group in groups for p in group["params"]} <= SKIPPING_DEVICES
-    # Damped momentum differs in its first step, so its buffers cannot be made beforehand.
+    # Damped momentum differs in its first step, so its buffers cannot be allocated beforehand.
     damped = any(group.get("dampening", 0) != 0 for group in groups)
     if fused and on_device and not damped:
         return SkipKind.ON_DEVICE
@@ -299,8 +299,8 @@ def _skip_kind(optimizer: torch.optim.Optimizer, skipping: bool) -> SkipKind:
 
 
 def _allocate_momentum(optimizer: torch.optim.Optimizer) -> None:
-    # Left to itself, fused SGD makes its buffers uninitialised in the first step, and a skip would
-    # keep them so. From zero, `v = momentum * v + g` gives torch's own first value, g.
+    # By default fused SGD allocates uninitialized buffers in the first step, and a skip would keep
+    # them. From zero, `v = momentum * v + g` gives torch's own first value, g.
     if not isinstance(optimizer, torch.optim.SGD):
         return
     for group in optimizer.param_groups:
@@ -318,10 +318,10 @@ def _set_momentum(group: dict[str, Any], momentum: float) -> None:
         group["momentum"] = momentum
     else:
         raise RequestError(
-            f"group {group['name']} has no momentum that a schedule could set",
+            f"group {group['name']} has no momentum for a schedule to set",
             where="schedule",
-            rule="a schedule of the momentum needs an optimizer with momentum",
-            remedy="give optimizer.momentum a value above 0, or take a schedule of the rate alone",
+            rule="a momentum schedule needs an optimizer with momentum",
+            remedy="set optimizer.momentum above 0, or use a schedule of the rate alone",
         )
 
 
@@ -349,7 +349,7 @@ def _counters(as_made: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, A
 def _placed(key: str, value: Any, parameter: Tensor, group: Mapping[str, Any]) -> Any:
     if not isinstance(value, Tensor):
         return value
-    # torch keeps the step count of a kernel that is not fused on the host.
+    # torch keeps the step count of non-fused kernels on the host.
     on_host = key == "step" and not (group.get("fused") or group.get("capturable"))
     return value.to("cpu" if on_host else parameter.device, copy=True)
 

@@ -1,1 +1,1 @@
-"""How one run is laid out over ranks. The distributed engine is PyTorch's own."""
+"""Distributes one run over ranks, using PyTorch's own distributed engine."""

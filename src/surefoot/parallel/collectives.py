@@ -1,6 +1,6 @@
-"""What ranks tell each other in an update: host numbers, buffers. Gradients travel elsewhere.
+"""Collectives of an update besides gradients: host numbers and buffers.
 
-Host numbers go through gloo in one message a window and wait for no device.
+Host numbers go through gloo, in one message per window, without a device synchronization.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from surefoot.core.interruption import CutShort
 from surefoot.parallel.mesh import Mesh
 
 MOST_TERMS = 64
-"""Weights of a window."""
+"""Largest number of weights (item counts per loss term) in a window."""
 
 
 class HostSums:
     """Sums the weights of a window over the data-parallel ranks, once a window.
 
-    The clock of rank 0 and the question whether any rank was asked to stop travel along, so that
-    all ranks have one clock and stop after the same update. So does the word of a rank that leaves
-    before it has data: nothing of a window has been computed when the ranks meet here.
+    The same message carries the clock of rank 0 and whether any rank was asked to stop, so that all
+    ranks use one clock and stop after the same update. It also announces a rank that leaves before
+    it has data: nothing of the window has been computed at that point.
 
     Args:
-        mesh: ranks that have the same data speak once.
+        mesh: of the run; ranks that hold the same data contribute once.
     """
 
     def __init__(self, mesh: Mesh) -> None:
@@ -39,12 +39,12 @@ class HostSums:
         self._sums: list[float] = []
 
     def __call__(self, weights: Mapping[str, float]) -> dict[str, float]:
-        """The sums of `weights`; every rank calls it once for each window.
+        """Sums `weights` over the ranks; every rank calls it once per window.
 
         Raises:
-            CutShort: a rank has left; so does this one.
+            CutShort: a rank is leaving; this rank leaves, too.
         """
-        # By name: a mapping may be in another order on another rank.
+        # Ordered by name: ranks may hold the mapping in different orders.
         terms = sorted(weights)
         own = [float(weights[term]) if self._mesh.leads else 0.0 for term in terms]
         if self._meet(own, leaves=False):
@@ -53,18 +53,18 @@ class HostSums:
         return {term: sums[term] for term in weights}
 
     def leave(self) -> None:
-        """Comes to the meeting of a window that this rank will not have."""
+        """Takes part in the exchange of a window that this rank will not compute."""
         self._meet([], leaves=True)
 
     def any_of(self, flag: bool) -> bool:
-        """Whether any rank says yes; every rank calls it at the same point. Waits for no device."""
+        """Whether any rank passed True; every rank calls it at the same point. No device sync."""
         message = torch.tensor([float(flag)])
         dist.all_reduce(message, op=dist.ReduceOp.MAX, group=self._mesh.host_group)
         return bool(message.item())
 
     def _meet(self, own: Sequence[float], *, leaves: bool) -> bool:
         clock = time.monotonic() - self._began if self._mesh.rank == 0 else 0.0
-        # Of one length on all ranks: one that leaves does not know how many terms there are.
+        # Fixed length: a rank that leaves does not know how many terms there are.
         padding = [0.0] * (MOST_TERMS - len(own))
         words = [clock, float(self._asked), float(leaves)]
         message = torch.tensor([*own, *padding, *words], dtype=torch.float64)
@@ -74,26 +74,26 @@ class HostSums:
         return bool(left > 0)
 
     def clock(self) -> float:
-        """Seconds on the clock of rank 0 when the ranks last met: the same on all."""
+        """Clock of rank 0 at the last exchange, in seconds: the same value on all ranks."""
         return self._seconds
 
     def asked_to_stop(self, asked: bool) -> bool:
-        """Leaves this rank's answer for the next meeting; returns that of all at the last one."""
+        """Sets this rank's answer for the next exchange; returns the combined one of the last."""
         self._asked = asked
         return self._any_asked
 
 
 class SharedBuffers:
-    """Gives all replicas the buffers of the first: running statistics see each rank's own data.
+    """Copies the buffers of the first replica to all: running statistics differ between ranks.
 
-    Buffers that are no state (tables that follow from the configuration) are left alone.
+    Buffers that are not state (tables derived from the configuration) are left alone.
     """
 
     def __init__(self, model: nn.Module, mesh: Mesh) -> None:
         kept = model.state_dict().keys()
         groups: dict[torch.dtype, list[Tensor]] = {}
-        # By name, and number types by their first buffer: never the order of a set, which is that
-        # of memory addresses and so another on every rank.
+        # Ordered by name, and dtypes by their first buffer. The order of a set depends on memory
+        # addresses and would differ between ranks.
         for name, buffer in sorted(model.named_buffers(), key=lambda named: named[0]):
             if name in kept:
                 groups.setdefault(buffer.dtype, []).append(buffer)

@@ -1,10 +1,10 @@
-"""Parts of each sequence on the ranks of the context axis, which meet in attention alone.
+"""Context parallelism: each rank holds a part of every sequence; attention exchanges them.
 
-Every rank runs the whole model on its own places. Around attention the ranks trade: each gives all
-places of some heads away and gets some heads of all places (DeepSpeed Ulysses, Jacobs et al. 2023,
-arXiv 2309.14509), by torch's all-to-all, which has a gradient; or keys and values go round in a
-ring (`ring`). The labels are shifted before a sequence is cut. What the ranks' losses, metrics and
-gradients add up to is that of whole sequences.
+Every rank runs the full model on its own positions. Around attention the ranks exchange heads for
+positions: each sends its positions of some heads and receives all positions of its own heads
+(DeepSpeed Ulysses, Jacobs et al. 2023, arXiv 2309.14509), with torch's differentiable all-to-all;
+or keys and values are passed around a ring (`ring`). Labels are shifted before a sequence is
+split. Losses, metrics and gradients summed over the ranks equal those of the whole sequences.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from surefoot.tasks.wrapper import TaskWrapper
 
 @runtime_checkable
 class PlacedTask(Task, Protocol):
-    """A task whose loss adds up over the places of sequences."""
+    """A task whose loss is a sum over the positions of sequences."""
 
     def places(self, batch: Any) -> Places: ...
 
@@ -46,15 +46,15 @@ class PlacedTask(Task, Protocol):
 
 @dataclass(frozen=True)
 class SequenceParts:
-    """How sequences are cut: in equal parts of neighbouring places, in the order of the ranks.
+    """How sequences are split: into equal contiguous parts, in rank order.
 
     Args:
         rank: of this process along the context axis.
-        num_parts: ranks along it.
-        multiple: the length of a whole sequence is filled up to a multiple of this, at the end,
-            with places that predict nothing; no place before them looks at them.
-        longest: most places of a whole sequence.
-        may_fill: whether the length may be filled up; the places would count for a router.
+        num_parts: number of ranks along the context axis.
+        multiple: whole sequences are padded at the end to a multiple of this length; padded
+            positions predict nothing, and no earlier position attends to them.
+        longest: largest length of a whole sequence.
+        may_fill: whether padding is allowed; a router would count padded positions.
     """
 
     rank: int
@@ -64,10 +64,10 @@ class SequenceParts:
     may_fill: bool = True
 
     def own(self, places: Places) -> Places:
-        """This rank's part. Positions stay those in the whole sequence.
+        """This rank's part. Positions are those in the whole sequence.
 
         Raises:
-            DataError: a sequence is too long, or an input cannot be cut.
+            DataError: a sequence is too long, or an input cannot be split.
         """
         batch, length = places.expected.shape
         if length > self.longest:
@@ -75,35 +75,35 @@ class SequenceParts:
                 f"sequences of {length} tokens",
                 where="input_ids",
                 rule=f"[batch, sequence], sequence from 1 to {self.longest}",
-                remedy="cut the sequences, or build the model with a longer sequence_length",
+                remedy="shorten the sequences, or build the model with a longer sequence_length",
             )
         if not self.may_fill and length % self.multiple:
             raise DataError(
                 f"sequences of {length} tokens in {self.num_parts} parts of a model with experts",
                 where="input_ids",
-                rule=f"a router counts every place: the length is a multiple of {self.multiple}",
+                rule=f"a router counts every position: the length is a multiple of {self.multiple}",
                 remedy=f"use sequences of {length - length % self.multiple or self.multiple} "
                 "tokens",
             )
-        inputs = {n: self._cut_input(n, v, (batch, length)) for n, v in places.inputs.items()}
+        inputs = {n: self._split_input(n, v, (batch, length)) for n, v in places.inputs.items()}
         if "position_ids" not in inputs:
             positions = torch.arange(length, device=places.expected.device)
-            inputs["position_ids"] = self._cut(positions.expand(batch, length), 0)
-        return Places(inputs, self._cut(places.expected, IGNORE_INDEX))
+            inputs["position_ids"] = self._split(positions.expand(batch, length), 0)
+        return Places(inputs, self._split(places.expected, IGNORE_INDEX))
 
-    def _cut_input(self, name: str, value: Any, shape: tuple[int, int]) -> Any:
+    def _split_input(self, name: str, value: Any, shape: tuple[int, int]) -> Any:
         if not isinstance(value, Tensor) or value.dim() < 2:
             return value
         if tuple(value.shape[:2]) != shape:
             raise DataError(
                 f"{name} has shape {list(value.shape)}",
                 where=name,
-                rule=f"with parallel.context, inputs are cut along the sequence: {[*shape]}",
+                rule=f"with parallel.context, inputs are split along the sequence: {[*shape]}",
                 remedy="leave it out of the batch, or use parallel.context=1",
             )
-        return self._cut(value, 0)
+        return self._split(value, 0)
 
-    def _cut(self, values: Tensor, fill: int) -> Tensor:
+    def _split(self, values: Tensor, fill: int) -> Tensor:
         filled = F.pad(
             values, (0, 0) * (values.dim() - 2) + (0, -values.shape[1] % self.multiple), value=fill
         )
@@ -112,12 +112,12 @@ class SequenceParts:
 
 
 class ContextTask(TaskWrapper):
-    """A task on parts of sequences: losses of a rank's own places, metrics of all.
+    """A task on parts of sequences: losses of this rank's positions, metrics of all positions.
 
     Args:
-        task: what the whole sequences mean.
-        parts: how they are cut.
-        group: the ranks with the other parts.
+        task: the task on whole sequences.
+        parts: how sequences are split.
+        group: the ranks that hold the other parts.
     """
 
     def __init__(self, task: PlacedTask, parts: SequenceParts, group: dist.ProcessGroup) -> None:
@@ -127,11 +127,11 @@ class ContextTask(TaskWrapper):
         self._group = group
 
     def loss_sum(self, model: nn.Module, batch: Any) -> LossSum:
-        """Over this rank's places: the losses of the ranks add up to that of the batch."""
+        """Over this rank's positions; the losses of the ranks add up to that of the batch."""
         return self._placed.loss_of(model, self._parts.own(self._placed.places(batch)))
 
     def metric_sums(self, model: nn.Module, batch: Any) -> MetricSums:
-        """Over all places, the same on each rank."""
+        """Over all positions; the same on each rank."""
         totals = MetricTotals()
         totals.add(self._placed.metrics_of(model, self._parts.own(self._placed.places(batch))))
         totals.combine(self._summed)
@@ -145,25 +145,25 @@ class ContextTask(TaskWrapper):
 def shard_sequence(
     task: Task, model: nn.Module, mesh: Mesh | None, section: ParallelSection
 ) -> Task:
-    """The task on this rank's parts of the sequences; itself where they are whole.
+    """The task on this rank's parts of the sequences; the task itself if they are not split.
 
     Raises:
-        RequestError: sequences of this task or of this model cannot be cut.
+        RequestError: sequences of this task or this model cannot be split.
     """
     if mesh is None or mesh.sizes.context == 1:
         return task
     if mesh.sizes.pipeline > 1:
         raise RequestError(
-            f"parallel.context = {mesh.sizes.context}, and parallel.pipeline is above 1 too",
+            f"parallel.context = {mesh.sizes.context}, and parallel.pipeline is above 1",
             where="parallel.context",
-            rule="parts of sequences go with replicate, shard, expert and tensor",
+            rule="context parallelism combines with replicate, shard, expert and tensor only",
             remedy="use parallel.context=1, or parallel.pipeline=1",
         )
     if not isinstance(task, PlacedTask):
         raise RequestError(
             f"a {type(task).__name__} cannot be computed on parts of sequences",
             where="parallel.context",
-            rule="what is cut is next-token prediction (GenerationTask), without further metrics",
+            rule="only next-token prediction (GenerationTask) without further metrics can be split",
             remedy="use parallel.context=1, or a GenerationTask",
         )
     sizes = mesh.sizes
@@ -177,8 +177,8 @@ def shard_sequence(
         raise RequestError(
             f"parallel.context = {sizes.context}, and the experts have a capacity",
             where="parallel.context",
-            rule="which tokens are dropped depends on the others on a rank: another split, another "
-            "loss",
+            rule="which tokens are dropped depends on the other tokens of a rank: the loss would "
+            "depend on the split",
             remedy="use capacity_factor=dropless, or parallel.context=1",
         )
     parts = SequenceParts(rank, sizes.context, multiple, longest, may_fill=not routed)
@@ -186,10 +186,10 @@ def shard_sequence(
 
 
 def exchange_heads(model: nn.Module, mesh: Mesh, section: ParallelSection) -> None:
-    """Makes the places of a model's parts meet in its attention, in place; names stay.
+    """Exchanges heads or keys around the model's attention, in place; names stay.
 
     Raises:
-        RequestError: the model has no plan, its heads cannot be divided, or it cannot go by a ring.
+        RequestError: the model has no plan, its heads do not divide, or a ring is not possible.
     """
     plan = checked_plan(model, mesh.sizes, section)
     exchange, ring = HeadExchange(mesh.context_group), Ring(mesh.context_group)
@@ -204,10 +204,10 @@ def exchange_heads(model: nn.Module, mesh: Mesh, section: ParallelSection) -> No
 
 
 class HeadExchange:
-    """Trades heads for places and back, with the gradient that belongs to each.
+    """Exchanges heads for positions around attention, and back; differentiable.
 
     Args:
-        group: ranks with the parts of the same sequences.
+        group: the ranks that hold the parts of the same sequences.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -245,17 +245,17 @@ class HeadExchange:
 
 
 def checked_plan(model: nn.Module, sizes: MeshSizes, section: ParallelSection) -> ContextPlan:
-    """The plan of a model whose heads the ranks can share, where they do.
+    """The context plan of a model, checked against the number of ranks.
 
     Raises:
-        RequestError: there is none, or heads do not divide; with the nearest size that does.
+        RequestError: no plan, or the heads do not divide; the message names the nearest valid size.
     """
     plan = context_for(name for name, _ in model.named_modules())
     if plan is None or "position_ids" not in signature_of(model).names:
         raise RequestError(
-            f"no plan says where the places of a sequence meet in a {type(model).__name__}",
+            f"no plan says where the attention of a {type(model).__name__} is",
             where="parallel.context",
-            rule="a plan is known for our GPT; its attention lies in modules of their own",
+            rule="a plan is known for our GPT, whose attention is a module of its own",
             remedy="use parallel.context=1 (parallel.tensor with cut_sequence, or "
             "memory.recompute, save memory too)",
         )
@@ -276,7 +276,7 @@ def checked_plan(model: nn.Module, sizes: MeshSizes, section: ParallelSection) -
         raise RequestError(
             f"parallel.context = {num_parts}{along} does not divide {', '.join(broken)}",
             where="parallel.context",
-            rule="around attention each rank holds as many heads as the others, of all places",
+            rule="around attention each rank holds the same number of heads, of all positions",
             remedy=f"use parallel.context={nearest}, or parallel.context_exchange=ring",
         )
     return plan

@@ -20,16 +20,16 @@ from surefoot.core.errors import ModelError
 from surefoot.parallel.mesh import Mesh
 
 MOST_NAMED: Final = 5
-"""Parameters that an error names."""
-# Newer versions of torch warn of the older name. Our buffers are shared once a window, and tables
-# that follow from the configuration never.
+"""Number of parameters that an error names."""
+# Newer versions of torch deprecate the older name. Buffers are shared once per window by
+# `SharedBuffers`, and tables derived from the configuration never.
 _NEWER: Final = "forward_sync_buffers"
 _KNOWN: Final = signature(DistributedDataParallel).parameters
 _OWN_BUFFERS: Final[dict[str, Any]] = {_NEWER if _NEWER in _KNOWN else "broadcast_buffers": False}
 
 
 class Replicas:
-    """Gradients are reduced during the last backward of a window, once."""
+    """Reduces gradients once per window, during its last backward."""
 
     def __init__(
         self, wrapped: DistributedDataParallel, summing: "Summing", by_blocks: bool
@@ -50,14 +50,14 @@ class Replicas:
         find_unused: bool,
         by_blocks: bool,
     ) -> "Replicas":
-        """Wraps a model that is on its device; the bare module keeps its names and its state.
+        """Wraps a model that is on its device; the wrapped module keeps its names and state.
 
         Args:
             model: the model.
             mesh: the ranks.
             device: where the model is.
-            find_unused: whether each backward looks for parameters that took no part.
-            by_blocks: whether the model's blocks are compiled each by itself.
+            find_unused: whether each backward searches for unused parameters.
+            by_blocks: whether the model's blocks are compiled separately.
         """
         group = mesh.group("replicate")
         wrapped = DistributedDataParallel(
@@ -84,44 +84,44 @@ class Replicas:
         """The last backward has left the sums in `.grad`: of all parameters, or of none.
 
         Raises:
-            ModelError: a parameter took no part in the last forward; its bucket was never summed.
+            ModelError: a parameter was unused in the last forward; its bucket was never summed.
         """
         if self._summing.num_elements == self._num_elements:
             return
         idle = [name for name, p in self._trained.items() if p.grad is None]
         raise ModelError(
-            "a parameter took no part in the loss: the gradients of the replicas were not summed",
-            where=", ".join(idle[:MOST_NAMED]) or "a parameter that earlier micro-batches did use",
+            "a parameter was not used by the loss: the gradients of the replicas were not summed",
+            where=", ".join(idle[:MOST_NAMED]) or "a parameter that earlier micro-batches used",
             rule="replicas sum the gradients of all parameters in the last backward of a window",
             remedy="freeze what is not used (model.frozen), or set "
-            "parallel.unused_parameters=find, which looks for it in each backward",
+            "parallel.unused_parameters=find, which searches for them in each backward",
         )
 
 
 def blocks_left_whole() -> AbstractContextManager[object]:
-    """Compiles a block in one piece; may be entered again and again.
+    """Compiles a block in one piece; reentrant.
 
-    In replicas torch compiles what it is given in pieces, to sum the gradients of one while the
-    next goes back. Blocks are such pieces already, and a cut through one keeps its two halves from
-    being fused.
+    Under DDP, torch splits a compiled graph to overlap the reduction of one piece with the
+    backward of the next. Blocks are small enough already, and a split would prevent fusion across
+    it.
     """
-    # Loaded only where something is compiled.
+    # Imported only if something is compiled.
     from torch._dynamo import config
 
     return config.patch(optimize_ddp=False)
 
 
 def settle_buckets(wrapped: DistributedDataParallel) -> None:
-    """Lets torch lay out its buckets of gradients now, for good; every rank calls it.
+    """Builds the gradient buckets of DDP now, once and for all; every rank calls it.
 
-    Torch does so once in each process, after the first backward, in the order in which gradients
-    came. Where three or more ranks add up, an element is rounded by its place in the bucket: the
-    first update after a resume would differ from the same update of an uninterrupted run.
+    Torch builds them after the first backward of each process, in the order in which gradients
+    arrived. With three or more ranks, rounding depends on an element's place in its bucket: the
+    first update after a resume would differ from that of an uninterrupted run.
     """
     parameters = [p for p in wrapped.module.parameters() if p.requires_grad]
     wrapped.reducer.prepare_for_forward()
     wrapped.reducer.prepare_for_backward([])
-    # The last is ready first, as in the backward of a model that uses them in their order.
+    # In reverse order: the last parameter's gradient is ready first.
     torch.autograd.backward([(parameter * 0).sum() for parameter in parameters])
     wrapped.reducer._rebuild_buckets()
     wrapped.zero_grad(set_to_none=True)
@@ -133,11 +133,11 @@ class Summing:
 
     group: Any
     num_elements: int = 0
-    """Elements whose sum was asked for in this backward."""
+    """Number of elements reduced in this backward."""
 
 
 def sum_gradients(summing: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """A communication hook: the sum over the replicas, while the backward goes on."""
+    """A communication hook: sums over the replicas, overlapped with the backward."""
     buffer = bucket.buffer()
     summing.num_elements += buffer.numel()
     work = dist.all_reduce(buffer, op=dist.ReduceOp.SUM, group=summing.group, async_op=True)

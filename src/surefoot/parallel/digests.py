@@ -1,4 +1,4 @@
-"""Digests of weights, to compare ranks with. Reads; changes nothing."""
+"""Digests of weights, to compare ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 
 def digest_of_weights(model: nn.Module) -> str:
-    """Digest of all parameters and buffers, before they are spread over ranks."""
+    """Digest of all parameters and buffers, before they are distributed over ranks."""
     found = xxhash.xxh3_128()
     for name, tensor in model.state_dict().items():
         found.update(name.encode())

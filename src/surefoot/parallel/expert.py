@@ -1,9 +1,9 @@
-"""Spreads the experts of a model along the expert axis; everything else is copied along it.
+"""Expert parallelism: spreads the experts of a model along the expert axis, replicates the rest.
 
-Ranks along the axis have data of their own. In each routed layer the ranks trade tokens: each sends
-its tokens to the ranks that hold their experts and gets the results back, by torch's all-to-all,
-which has a gradient (GShard, Lepikhin et al. 2020). So an expert sees the tokens of all ranks along
-the axis, and its gradient is summed only over ranks that hold the same expert.
+Ranks along the axis have data of their own. In each routed layer the ranks exchange tokens: each
+sends its tokens to the ranks that hold their experts and receives the results, with torch's
+differentiable all-to-all (GShard, Lepikhin et al. 2020). An expert thus sees the tokens of all
+ranks along the axis, and its gradient is summed only over ranks that hold the same expert.
 """
 
 from __future__ import annotations
@@ -30,23 +30,22 @@ from surefoot.parallel.mesh import Mesh, MeshSizes
 class TokenExchange:
     """Sends tokens to the ranks of their experts, and the results back.
 
-    How many tokens go where is known once they are routed, so each forward waits for the device
-    once.
+    The number of tokens per rank is known only after routing, so each forward has one device sync.
 
     Args:
-        group: the ranks of the expert axis; each holds as many experts as the others, in order.
+        group: the ranks of the expert axis; each holds the same number of experts, in order.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
         self._size = group.size()
 
-    # Sizes that the host must know; what the experts compute is compiled by itself.
+    # Split sizes must be known on the host; what the experts compute is compiled separately.
     @torch._disable_dynamo(recursive=False)
     def __call__(self, rows: Tensor, counts: Tensor, experts: Experts) -> Tensor:
-        """Rows [N, D] sorted by expert, with counts [E], through the experts of all ranks."""
+        """Passes rows [N, D], sorted by expert, with counts [E], through all ranks' experts."""
         leaving = counts.reshape(self._size, -1)
-        # For each rank, how many rows it sends to each of the experts here.
+        # Rows sent to each rank, for each of that rank's experts.
         arriving = all_to_all_single(leaving.contiguous(), None, None, self._group)
         sizes = torch.stack([leaving.sum(dim=1), arriving.sum(dim=1)])
         sent, received = sizes.tolist()
@@ -60,23 +59,23 @@ class TokenExchange:
 
 
 def spread_experts(model: nn.Module, mesh: Mesh) -> None:
-    """Leaves each rank with its experts, in place; names stay, and the parameters are DTensors."""
+    """Leaves each rank with its own experts, in place; names stay; parameters become DTensors."""
     along = mesh.submesh("expert")
     exchange = TokenExchange(mesh.group("expert"))
     for layer in routed_layers(model).values():
         layer.exchange = exchange
         for name, weight in list(layer.experts.named_parameters()):
-            # All ranks have drawn the same weights: nothing needs to travel.
+            # All ranks have drawn the same weights: no communication is needed.
             spread = distribute_tensor(weight.detach(), along, [Shard(0)], src_data_rank=None)
             parameter = nn.Parameter(spread, requires_grad=weight.requires_grad)
             setattr(layer.experts, name, parameter)
 
 
 def shard_experts(model: nn.Module, mesh: Mesh, options: Mapping[str, Any]) -> None:
-    """Shards spread experts over the ranks that hold the same ones.
+    """Shards the experts of this rank over the ranks that hold the same ones.
 
     Args:
-        options: of `fully_shard`, but for the mesh.
+        options: of `fully_shard`, except the mesh.
     """
     sizes = mesh.weight_sizes
     axes = ("replicate", "shard") if sizes.replicate > 1 else ("shard",)
@@ -92,22 +91,22 @@ def shard_experts(model: nn.Module, mesh: Mesh, options: Mapping[str, Any]) -> N
 
 
 def shard_dim(weight: nn.Parameter, num_shards: int) -> int:
-    """The first dim of this rank's part of a weight that the shards divide; 0 where none does."""
+    """First dim of this rank's part of a weight divisible by `num_shards`; 0 if there is none."""
     local = weight.to_local() if isinstance(weight, DTensor) else weight
     return next((dim for dim, size in enumerate(local.shape) if size % num_shards == 0), 0)
 
 
 def copies_and_shards(mesh: Mesh) -> DeviceMesh:
-    """The mesh of what is no expert: its copies lie along `replicate` and `expert` together."""
+    """The mesh for all other parameters: replicated along `replicate` and `expert` together."""
     return mesh.joined("replicate", "expert", beside="shard")
 
 
 def check_experts(model: nn.Module, sizes: MeshSizes) -> None:
-    """Refuses what experts cannot be spread over.
+    """Refuses models and layouts that expert parallelism does not support.
 
     Raises:
-        RequestError: there are none, the axis does not divide them, or the rest of the layout
-            cannot hold routed layers; with the numbers and the nearest choice.
+        RequestError: there are no experts, the axis does not divide them, or another axis cannot
+            hold routed layers; with the numbers and the nearest valid choice.
     """
     layers = routed_layers(model)
     if sizes.expert > 1 and not layers:
@@ -123,7 +122,7 @@ def check_experts(model: nn.Module, sizes: MeshSizes) -> None:
                 f"parallel.{axis} is {getattr(sizes, axis)}, and the model has "
                 f"{len(layers)} routed layers",
                 where=f"parallel.{axis}",
-                rule="routed layers are combined with replicate, shard, context and expert",
+                rule="routed layers combine with replicate, shard, context and expert only",
                 remedy=f"use parallel.{axis}=1 and parallel.expert or parallel.shard",
             )
     for name, layer in layers.items():
@@ -134,6 +133,6 @@ def check_experts(model: nn.Module, sizes: MeshSizes) -> None:
             raise RequestError(
                 f"parallel.expert = {sizes.expert} does not divide the {number} experts of {name}",
                 where="parallel.expert",
-                rule="each rank along the axis holds as many experts as the others",
+                rule="each rank along the axis holds the same number of experts",
                 remedy=f"use parallel.expert={nearest}",
             )

@@ -1,14 +1,14 @@
 """Shards of a model by torch's FSDP2, with gradients summed, never averaged.
 
-What `shard` cuts, and when each part is whole:
+What `parallel.shards` shards, and when each part is gathered:
 
 | shards     | between updates        | within a window                                            |
 |------------|------------------------|------------------------------------------------------------|
-| optimizer  | all is cut             | parameters and gradients are whole: one reduction (ZeRO-1) |
-| gradients  | all is cut             | parameters are whole, gradients cut at once (ZeRO-2)       |
-| parameters | all is cut             | parameters are whole while a block runs (ZeRO-3)           |
+| optimizer  | everything is sharded  | parameters and gradients are full: one reduction (ZeRO-1)  |
+| gradients  | everything is sharded  | parameters are full, gradients sharded at once (ZeRO-2)    |
+| parameters | everything is sharded  | parameters are full while a block runs (ZeRO-3)            |
 
-Parameters outside the blocks (embeddings, the head) are whole from forward to backward.
+Parameters outside the blocks (embeddings, head) stay gathered from forward to backward.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from surefoot.parallel.mesh import Mesh
 
 
 class Shards:
-    """A sharded model, and when its parts are gathered and its gradients scattered."""
+    """A sharded model: when its parameters are gathered and its gradients reduce-scattered."""
 
     def __init__(self, model: Any, section: ParallelSection) -> None:
         self._model = model
@@ -43,7 +43,7 @@ class Shards:
     def of(
         cls, model: nn.Module, section: ParallelSection, mesh: Mesh, compute_dtype: torch.dtype
     ) -> Shards:
-        """Cuts a model in place; its parameters become DTensors under the same names."""
+        """Shards a model in place; its parameters become DTensors under the same names."""
         reduces_each_micro_batch(section)
         options: dict[str, Any] = {
             "mesh": _mesh_of_weights(mesh),
@@ -55,11 +55,11 @@ class Shards:
         blocks = repeated_blocks(model)
         for block in blocks:
             fully_shard(block, **options)
-        # The backward begins with what the forward ended with: the root's own stay whole between.
+        # The backward starts with the root's last parameters: it does not reshard after forward.
         fully_shard(model, **{**options, "reshard_after_forward": False})
         gather_ahead([model, *blocks])
         for module in sharded_modules(model):
-            # gloo has no pre-multiplied sum, and the engine has divided already.
+            # gloo has no pre-multiplied sum, and the engine has already divided.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
         return cls(model, section)
@@ -69,7 +69,7 @@ class Shards:
             model = self._model
             model.set_is_last_backward(is_last)
             model.set_requires_gradient_sync(is_last or self._reduces_each)
-            # Copies add up once a window, whenever shards do.
+            # Replicas are summed once per window, however often shards are.
             model.set_requires_all_reduce(is_last)
             model.set_reshard_after_backward(is_last or not self._keeps_whole)
             self._was_last = is_last
@@ -79,23 +79,23 @@ class Shards:
         """The last backward has left the summed shards in `.grad`."""
 
     def reshard(self) -> None:
-        """Gives up what is gathered, such as after an evaluation."""
+        """Reshards all gathered parameters, such as after an evaluation."""
         for module in sharded_modules(self._model):
             module.reshard()
 
 
 def gather_ahead(modules: Sequence[Any]) -> None:
-    """Has each module's forward ask for the parameters of the next one before it computes.
+    """Prefetches each module's parameters during the forward of the module before.
 
-    By itself each gathers when its own forward begins, which comes too late where the host is
-    hardly faster than the device. The backward gathers ahead without being told.
+    By default a module gathers when its own forward begins, which is too late where the host is
+    barely ahead of the device. In the backward FSDP2 prefetches by itself.
     """
     for module, following in pairwise(modules):
         module.set_modules_to_forward_prefetch([following])
 
 
 def _mesh_of_weights(mesh: Mesh) -> DeviceMesh:
-    """One axis of copies and one of shards (HSDP); either may be of one rank."""
+    """A mesh of replicas and shards (HSDP), or of shards alone."""
     if mesh.sizes.expert > 1:
         return copies_and_shards(mesh)
     if mesh.weight_sizes.replicate > 1:
@@ -116,14 +116,14 @@ def reduces_each_micro_batch(section: ParallelSection) -> bool:
         raise RequestError(
             "parallel.reduce is window, and parallel.shards is gradients",
             where="parallel.reduce",
-            rule="gradients are cut only where each micro-batch is reduced",
+            rule="gradients are sharded only if each micro-batch is reduced",
             remedy="use parallel.shards=optimizer (ZeRO-1), or leave parallel.reduce out",
         )
     return each
 
 
 def precision_policy(section: ParallelSection, compute_dtype: torch.dtype) -> MixedPrecisionPolicy:
-    """What travels: parameters as they are stored, or as they are computed with."""
+    """The dtypes of communication: as parameters are stored, or as they are computed with."""
     if section.gather == "as-stored" or compute_dtype == torch.float32:
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)

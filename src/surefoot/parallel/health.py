@@ -1,7 +1,7 @@
-"""Whether the ranks of a run are still one run: equal copies of weights, and equal pace.
+"""Health checks over ranks: replicas of a weight are equal, and no rank is slower than the others.
 
-A flipped bit in a memory, or a reduction that one rank missed, changes one copy and no number of
-the log. A slow rank holds up all others, and no rank's own times say which. Reads; changes nothing.
+A flipped bit, or a reduction that one rank missed, changes one replica and no number of the log.
+A slow rank delays all others, and no rank's own times show which. Reads; changes nothing.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from surefoot.parallel.ranks import Ranks
 
 MOST_NAMED: Final = 5
 LAGS: Final = 0.1
-"""A rank is slow where it loses this share of the time, compared with the others."""
+"""A rank is slow if it loses this share of the time, compared with the others."""
 INTEGERS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Checksums = Mapping[str, int]
-"""Parameter and place, such as `head.weight at shard 1`, to the sum of its bits."""
+"""Parameter and mesh coordinate, such as `head.weight at shard 1`, to the sum of its bits."""
 
 
 def checksums(parameters: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
-    """The sum of each parameter's bits, read as integers, modulo 2**64: any flipped bit changes it.
+    """The sum of each parameter's bits, read as integers, modulo 2**64: detects any flipped bit.
 
-    One kernel a parameter and one wait for all of them. The name of a part says where along the
-    axes that cut it this rank stands: ranks with the same name hold the same part.
+    One kernel per parameter and one synchronization for all. The key includes this rank's
+    coordinate along the sharded axes: ranks with the same key hold the same values.
     """
     names, sums = [], []
     for name, parameter in parameters:
@@ -44,7 +44,7 @@ def checksums(parameters: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
 
 
 def place_of(parameter: Tensor) -> str:
-    """Where along the axes that cut a parameter this rank stands; empty where none does."""
+    """This rank's coordinate along the axes that shard a parameter; empty if it is replicated."""
     if not isinstance(parameter, DTensor):
         return ""
     mesh = parameter.device_mesh
@@ -56,14 +56,14 @@ def place_of(parameter: Tensor) -> str:
 
 
 def refuse_differences(of_ranks: Sequence[Checksums], step: int) -> None:
-    """Compares what several ranks hold of the same.
+    """Compares the checksums of values that several ranks hold.
 
     Args:
-        of_ranks: the checksums of each rank, in the order of the ranks.
+        of_ranks: the checksums of each rank, in rank order.
         step: updates completed.
 
     Raises:
-        RankError: some differ; the ranks that hold another number than most are named.
+        RankError: some differ; names the ranks that differ from the majority.
     """
     differing = []
     for name in dict.fromkeys(name for sums in of_ranks for name in sums):
@@ -77,30 +77,29 @@ def refuse_differences(of_ranks: Sequence[Checksums], step: int) -> None:
     more = len(differing) - MOST_NAMED
     ranks = sorted({rank for _, odd in differing for rank in odd})
     raise RankError(
-        f"weights that are held twice are not equal: {names}"
-        + (f" and {more} more" if more > 0 else ""),
+        f"replicas of a weight are not equal: {names}" + (f" and {more} more" if more > 0 else ""),
         where=f"after update {step}; rank{'s' if len(ranks) > 1 else ''} "
         f"{', '.join(map(str, ranks))} against the others",
-        rule="copies of a weight see the same gradients, and stay equal to the bit",
-        remedy="look for a fault of that device's memory, code that changes weights on one rank, "
-        "or a random choice in the model; then resume from the newest checkpoint",
+        rule="replicas of a weight see the same gradients and stay bit-equal",
+        remedy="look for faulty memory on that device, code that changes weights on one rank, or a "
+        "random choice in the model; then resume from the newest checkpoint",
     )
 
 
 @dataclass(frozen=True)
 class RankTimes:
-    """How one rank spent a stretch of the run."""
+    """How one rank spent an interval of the run, in seconds."""
 
     seconds: float
     own_seconds: Mapping[str, float]
-    """In each phase in which it waits for no other rank."""
+    """Seconds in each phase in which it waits for no other rank."""
 
 
 def slow_rank(times: Sequence[RankTimes]) -> str | None:
-    """Names the rank that loses most time by itself, and the phase in which it does.
+    """Names the rank that loses the most time by itself, and the phase in which it does.
 
-    All ranks take equally long for an update, since they wait for each other; what differs is the
-    time that a rank spends where it waits for nobody.
+    All ranks take equally long for an update, because they wait for each other; only the time
+    in phases without waiting differs.
     """
     if len(times) < 2:
         return None
@@ -112,12 +111,12 @@ def slow_rank(times: Sequence[RankTimes]) -> str | None:
     phase = max(excess[slow], key=lambda name: excess[slow][name])
     return (
         f"rank {slow} is slow: of {times[slow].seconds:.1f} s it spent {lost[slow]:.1f} s more "
-        f"than the others where it waits for nobody, most of it in: {phase}"
+        f"than the others in phases that wait for no other rank, most of it in: {phase}"
     )
 
 
 def _excess(times: Sequence[RankTimes], rank: int) -> dict[str, float]:
-    """What a rank spent in each phase beyond the median of the others."""
+    """Seconds that a rank spent in each phase beyond the median of the others."""
     others = [pace.own_seconds for other, pace in enumerate(times) if other != rank]
     return {
         phase: spent - statistics.median(of.get(phase, 0.0) for of in others)
@@ -126,13 +125,13 @@ def _excess(times: Sequence[RankTimes], rank: int) -> dict[str, float]:
 
 
 class RankHealth:
-    """Compares the ranks now and then; every rank calls `check` after the same update.
+    """Compares the ranks periodically; every rank calls `check` after the same update.
 
     Args:
         ranks: of the run.
         parameters: by name, as this rank holds them.
-        pace: seconds so far, and those of each phase.
-        tell: is told of a slow rank.
+        pace: seconds so far, in total and per phase.
+        tell: called with a message about a slow rank.
     """
 
     def __init__(
@@ -149,10 +148,10 @@ class RankHealth:
         self._before = pace()
 
     def check(self, step: int) -> None:
-        """Compares weights, and pace since the last time.
+        """Compares weights, and the times since the last check.
 
         Raises:
-            RankError: copies of a weight differ.
+            RankError: replicas of a weight differ.
         """
         now, before = self._pace(), self._before
         self._before = now

@@ -1,6 +1,6 @@
-"""How a process becomes a rank: it joins the group that torch's launcher has prepared, and leaves.
+"""Joins the process group that torch's launcher has prepared, and leaves it.
 
-A process that no launcher started stays alone. Nothing here starts a process.
+A process without a launcher stays a single rank. Starts no process.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ SIGNS_OF_A_LOST_RANK = (
     "Timed out waiting",
     "NCCL",
 )
-"""What torch's backends say where the other side is gone; gloo raises a plain RuntimeError."""
+"""Messages of torch's backends when the other side is gone; gloo raises a plain RuntimeError."""
 JOIN_SECONDS = 300.0
 STORE_SECONDS = 5.0
-"""How long a rank that fails before it has joined may look for the store of its launch."""
+"""How long a rank that fails before it has joined looks for the store of its launch."""
 RUN_ID_PREFIX = "surefoot-"
-"""Of the launches whose launcher is ours, and tells of ranks that are lost."""
+"""Prefix of run ids of our own launcher, which reports lost ranks."""
 
 
 def launched_ranks() -> int:
-    """Ranks of the launch that this process belongs to; 1 for a process that stands alone."""
+    """Number of ranks of the launch that this process belongs to; 1 without a launcher."""
     return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
 
 
 def join_ranks(timeout_seconds: float = JOIN_SECONDS) -> None:
-    """Joins the group that the launcher prepared; does nothing alone, or a second time.
+    """Joins the group that the launcher prepared; does nothing for one rank or a second call.
 
-    CPU tensors travel by gloo, CUDA tensors by NCCL. On CUDA the device is that of the local rank.
-    From then on this rank shows that it lives, and looks whether the others do.
+    CPU tensors use gloo, CUDA tensors NCCL. On CUDA the device is that of the local rank. From
+    then on this rank sends heartbeats and checks those of the others.
 
     Raises:
-        RankError: the other ranks did not come; those that are missing are named.
+        RankError: ranks did not join in time; names those that are missing.
     """
     if launched_ranks() == 1 or dist.is_initialized():
         return
@@ -71,8 +71,8 @@ def join_ranks(timeout_seconds: float = JOIN_SECONDS) -> None:
         raise RankError(
             f"rank {rank} could not join the others: {error}",
             where=f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}",
-            rule=f"all {size} ranks meet within {timeout_seconds:g} s",
-            remedy="check that each was started, and that this address can be reached from each",
+            rule=f"all {size} ranks join within {timeout_seconds:g} s",
+            remedy="check that each rank was started and can reach this address",
         ) from error
     own: Any = shared_store()
     keeper = None if _by_agent() else 0
@@ -81,12 +81,12 @@ def join_ranks(timeout_seconds: float = JOIN_SECONDS) -> None:
 
 
 def shared_store() -> dist.Store:
-    """What all ranks and the launcher read and write, below the default process group."""
+    """The store that all ranks and the launcher share, without the prefix of the default group."""
     return of_attempt(default_store())
 
 
 def _store_of_launch() -> dist.Store | None:
-    """The same, also before the ranks have met; None where nobody keeps one."""
+    """The same, also before the ranks have joined; None if there is none."""
     if dist.is_initialized():
         return shared_store()
     if launched_ranks() > 1 and _by_agent():
@@ -100,7 +100,7 @@ def _by_agent() -> bool:
 
 
 def launchers_store(host: str, port: int, seconds: float = JOIN_SECONDS) -> dist.Store:
-    """A connection of its own to the store that torch's launcher keeps for its ranks."""
+    """A separate connection to the store that torch's launcher keeps for its ranks."""
     limit = timedelta(seconds=seconds)
     return of_attempt(
         dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
@@ -108,7 +108,7 @@ def launchers_store(host: str, port: int, seconds: float = JOIN_SECONDS) -> dist
 
 
 def _wait_for_all(store: dist.Store, rank: int, size: int, seconds: float) -> None:
-    """Waits in Python, where a signal is heard, and knows who is missing."""
+    """Waits in Python, so that signals are handled and missing ranks are known."""
     keys = [f"here/{other}" for other in range(size)]
     store.set(keys[rank], "")
     until = time.monotonic() + seconds
@@ -120,36 +120,36 @@ def _wait_for_all(store: dist.Store, rank: int, size: int, seconds: float) -> No
             raise RankError(
                 f"{named(missing)} did not start within {seconds:g} s",
                 where=f"seen by rank {rank}",
-                rule="the ranks of a launch start together",
-                remedy="see what is different where that rank runs",
+                rule="all ranks of a launch start together",
+                remedy="check what differs on the machine of that rank",
             )
         time.sleep(0.02)
 
 
 def leave_ranks() -> None:
-    """Leaves the group, if this process is in one."""
+    """Leaves the process group, if this process is in one."""
     lookout.end()
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def launcher_tells() -> bool:
-    """Whether the launcher is ours: it tells of ranks that are killed or hang."""
+    """Whether the launcher is ours: it reports ranks that are killed or hang."""
     return os.environ.get("TORCHELASTIC_RUN_ID", "").startswith(RUN_ID_PREFIX)
 
 
 def _tell(failure: Failure) -> None:
-    # Torch's launcher tells of a process that is killed, and of no other loss.
+    # Torch's launcher reports a killed process, and no other loss.
     by_launcher = failure.how is How.GONE and "TORCHELASTIC_RUN_ID" in os.environ
     if not launcher_tells() and not by_launcher:
         print(f"error: {failure.error()}", file=sys.stderr, flush=True)
 
 
 def fails_first() -> bool:
-    """Whether this rank is the first of all to fail: it alone says why.
+    """Whether this rank is the first of all to fail: only that one reports why.
 
-    The others then fail for want of it. Where the store is gone no rank can ask: a launcher tells,
-    but of a rank that never joined.
+    The others fail because it is missing. If the store is gone, no rank can ask, and the launcher
+    reports it, except for a rank that never joined.
     """
     with suppress(dist.DistError, RuntimeError):
         store = _store_of_launch()
@@ -162,7 +162,7 @@ def fails_first() -> bool:
 
 
 def lost_rank(seconds: float) -> Failure | None:
-    """What ended the run, as any rank has said; waits so long for one to say it."""
+    """The failure that ended the run, as any rank has reported it; waits up to `seconds`."""
     until = time.monotonic() + seconds
     with suppress(dist.DistError, RuntimeError):
         store = _store_of_launch()
@@ -175,7 +175,7 @@ def lost_rank(seconds: float) -> Failure | None:
 
 
 def is_of_lost_rank(error: BaseException) -> bool:
-    """Whether an error, or what caused it, says no more than that another rank is gone."""
+    """Whether an error, or its cause, only says that another rank is gone."""
     chain: BaseException | None = error
     while chain is not None:
         text = str(chain)

@@ -1,8 +1,8 @@
-"""Starts the ranks of one machine by torch's own elastic agent, and ends them all.
+"""Starts the ranks of one machine with torch's elastic agent, and ends them all.
 
-A failed rank ends the launch; nothing is restarted. Signals are passed on to the ranks, which save
-and leave with their own exit code. Those that do not leave after a failure are killed: torch would
-wait longer. What a rank does is not known here.
+A failed rank ends the launch; nothing is restarted. Signals are forwarded to the ranks, which save
+and exit with their own code. Ranks that do not exit after a failure are killed earlier than torch
+would. Knows nothing of what a rank does.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ from surefoot.parallel.lost import LAUNCHER, Failure, How, claim, first_failure
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 SHELL_CODE_OF_SIGNAL = 128
 ENDING_SECONDS = 5.0
-"""How long the other ranks may take to leave after the first failure; torch would wait for 30."""
+"""Time the other ranks have to exit after the first failure; torch would wait 30 s."""
 HANG_ENDING_SECONDS = 2.0
-"""The same where one of them hangs, and has been asked for its stacks."""
+"""The same if a rank hangs, after it has been asked for its stacks."""
 ECHO_SECONDS = 0.5
-"""Signals that come so soon after the first one are the same request."""
+"""Signals within this time of the first one count as the same request."""
 GONE_SECONDS = 1.0
-"""Longest wait until the system has taken down what was killed."""
+"""Longest wait for the system to remove killed processes."""
 TICK_SECONDS = 0.1
 TOLD_TO_LEAVE: Final = (EXIT_STOPPED, -signal.SIGTERM)
-"""Exit codes of ranks that were told to leave."""
+"""Exit codes of ranks that were asked to leave."""
 
 
 @dataclass(frozen=True)
@@ -69,29 +69,29 @@ class Launched:
     """How a launch ended."""
 
     exit_code: int
-    """That of the rank that ended the launch; 0 where all are well."""
+    """Exit code of the rank that ended the launch; 0 if all succeeded."""
     rank: int | None = None
-    """That rank."""
+    """The rank that ended the launch."""
     killed_by: signal.Signals | None = None
-    """The signal that ended it, where it did not leave by itself."""
+    """The signal that ended that rank, if it did not exit by itself."""
     failure: Failure | None = None
-    """What the ranks, or the launcher, have said of the rank that ended the run for all."""
+    """The failure that the ranks, or the launcher, have reported."""
 
 
 def launch(arguments: Sequence[str], num_ranks: int, deadline_seconds: float) -> Launched:
-    """Runs `python -m ARGUMENTS` once for each rank and waits for all.
+    """Runs `python -m ARGUMENTS` once per rank and waits for all.
 
     Args:
-        deadline_seconds: a rank that gives no sign of life for so long hangs.
+        deadline_seconds: a rank without a heartbeat for this long counts as hanging.
 
     Raises:
         RankError: the ranks could not be started.
     """
     for name in ("torch.distributed.elastic", "torch.distributed.launcher"):
-        # What it has to say is said by the rank that failed, or by us.
+        # Errors are printed by the rank that failed, or by us.
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     if "OMP_NUM_THREADS" not in os.environ:
-        # Ranks share the cores of the machine.
+        # The ranks share the cores of the machine.
         threads = max(1, (os.cpu_count() or 1) // num_ranks)
         os.environ["OMP_NUM_THREADS"] = str(threads)
     with tempfile.TemporaryDirectory(prefix="surefoot-launch-") as logs:
@@ -99,18 +99,18 @@ def launch(arguments: Sequence[str], num_ranks: int, deadline_seconds: float) ->
 
 
 class _Agent(LocalElasticAgent):
-    """Torch's agent, that says who has failed before it tells the others to leave.
+    """Torch's agent; reports who has failed before it asks the others to leave.
 
-    They can then know why they are told, and who ended by itself is known here.
+    The others then know why, and the rank that failed by itself is known here.
     """
 
     store: dist.Store | None = None
-    """That of this launch, once ranks are being started."""
+    """The current agent, once ranks are being started."""
     ended_first: Mapping[int, int] = {}
-    """Exit codes of the ranks that had ended, one of them not well, when nobody was told yet."""
+    """Exit codes of ranks that had exited, at least one with an error, before any was asked to."""
     looks_since: float | None = None
-    """Since when it has been looking at its ranks: a look takes long only where one has failed and
-    torch waits for the others."""
+    """Start of the current check of the ranks; a check takes long only after a failure, while
+    torch waits for the other ranks."""
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         assert worker_group.master_addr is not None and worker_group.master_port is not None
@@ -132,7 +132,7 @@ class _Agent(LocalElasticAgent):
             self.looks_since = None
 
     def _exit_codes(self) -> dict[int, int]:
-        """Of the ranks that have ended."""
+        """Of the ranks that have exited."""
         context = self._pcontext
         assert isinstance(context, SubprocessContext)
         codes = {rank: started.proc.poll() for rank, started in context.subprocess_handlers.items()}
@@ -144,15 +144,15 @@ class _Agent(LocalElasticAgent):
         code = self.ended_first[rank]
         with suppress(dist.DistError, RuntimeError):
             sign = read_signs(self.store, [rank]).get(rank)
-            # Whoever comes to the end of its process has said what there was to say.
+            # A rank that ran to the end of its process has reported its own error.
             spoke = code > 0 and (sign is None or sign.left)
             what = "" if spoke or code < 0 else f"its process has ended with code {code}"
             claim(self.store, Failure(rank, How.FAILED if spoke else How.GONE, LAUNCHER, what))
 
 
 class _Launch:
-    """One agent. It runs on a thread of its own: on the main thread it would end the ranks at the
-    first signal, and they shall save first."""
+    """One launch. The agent runs on a second thread: on the main thread it would end the ranks at
+    the first signal, before they can save."""
 
     def __init__(
         self, arguments: list[str], num_ranks: int, logs: str, deadline_seconds: float
@@ -180,15 +180,15 @@ class _Launch:
         self._result: RunResult | None = None
         self._error: BaseException | None = None
         self._asked: list[int] = []
-        """Signals that the ranks have not heard yet."""
+        """Signals that have not been forwarded yet."""
         self._first_asked: float | None = None
         self._second: tuple[int, float] | None = None
-        """The signal that asked again, and when."""
+        """The signal that asked a second time, and when."""
         self._silence = Silence()
         self._hangs: tuple[int, float] | None = None
-        """The rank that hangs, as was seen here, and when."""
+        """The rank found hanging by this process, and when."""
         self._asked_for_stacks: float | None = None
-        """When that rank was."""
+        """When it was found."""
         self._looked = time.monotonic()
 
     def run(self) -> Launched:
@@ -196,11 +196,11 @@ class _Launch:
         with _calling(self._pass_on):
             thread.start()
             while thread.is_alive():
-                # Not without an end: a handler of Python's waits for the main thread to wake.
+                # With a timeout: Python's signal handlers run only when the main thread wakes.
                 thread.join(timeout=TICK_SECONDS)
                 self._tick()
         until = time.monotonic() + GONE_SECONDS
-        # What ranks have started, such as data workers, is in their groups.
+        # Processes that ranks have started, such as data workers, are in their process groups.
         while self._kill() and time.monotonic() < until:
             time.sleep(0.01)
         return self._told()
@@ -213,7 +213,7 @@ class _Launch:
             self._error = error
 
     def _pids(self) -> list[int]:
-        """Of the ranks, once they are started; each leads a group of processes."""
+        """Of the ranks, once started; each leads a process group."""
         workers = self._agent.get_worker_group().workers
         return [worker.id for worker in workers if isinstance(worker.id, int)]
 
@@ -242,7 +242,7 @@ class _Launch:
         seconds = now - self._looked
         if self._pids() and seconds > min(LOOK_SECONDS, self._deadline / LOOKS_PER_DEADLINE):
             self._looked = now
-            # A time in which this process was stopped itself is held against nobody.
+            # Time in which this process itself was stopped is not counted.
             with suppress(dist.DistError, RuntimeError):
                 self._look(min(seconds, 2 * LOOK_SECONDS))
         if self._hangs is not None and self._asked_for_stacks is None:
@@ -250,7 +250,7 @@ class _Launch:
                 self._ask_for_stacks(*self._hangs, now)
 
     def _is_overdue(self, now: float) -> bool:
-        """Whether ranks are left that should have left by now."""
+        """Whether ranks are still running that should have exited by now."""
         looks_since = self._agent.looks_since
         hang_since = self._asked_for_stacks
         if looks_since is not None and now - looks_since > HANG_ENDING_SECONDS:
@@ -270,11 +270,11 @@ class _Launch:
         return None
 
     def _look(self, seconds: float) -> None:
-        """Looks for a rank that all others would wait for, or nobody any more."""
+        """Checks for a rank that hangs before or after the others joined."""
         store, ranks = self._agent.store, range(self._spec.local_world_size)
         assert store is not None
         signs = read_signs(store, ranks)
-        # A rank that starts may take its time, but not one that is stopped.
+        # A rank may start slowly, but must not be stopped.
         starting = {r: Sign.near(p) for r, p in enumerate(self._pids()) if r not in signs}
         signs |= {rank: sign for rank, sign in starting.items() if sign.is_stopped}
         signs = {rank: sign for rank, sign in signs.items() if not _has_ended(sign.pid)}
@@ -284,7 +284,7 @@ class _Launch:
             claim(store, silent_failure(rank, signs[rank], silent, LAUNCHER, True))
 
     def _ask_for_stacks(self, rank: int, since: float, now: float) -> None:
-        """After the others have written theirs: what was stopped wakes up, and they may end."""
+        """Asks last of all: the request wakes a stopped process, and the others may then end."""
         store, ranks = self._agent.store, range(self._spec.local_world_size)
         assert store is not None
         if now - since > STACKS_SECONDS or all_have_written(store, ranks, rank):
@@ -292,7 +292,7 @@ class _Launch:
             ask_for_stacks(store, rank)
 
     def _kill(self) -> bool:
-        """Kills all ranks with what they have started; whether anything was there."""
+        """Kills all ranks and their process groups; returns whether any process was left."""
         found = False
         for pid in self._pids():
             with suppress(ProcessLookupError, PermissionError):
@@ -306,7 +306,7 @@ class _Launch:
                 f"the ranks could not be started: {self._error}",
                 where="launch",
                 rule="torch's launcher starts the ranks of this machine",
-                remedy="see whether this machine may open ports on 127.0.0.1",
+                remedy="check that this machine can open ports on 127.0.0.1",
             ) from self._error
         said = self._said()
         codes = {rank: failure.exitcode for rank, failure in self._result.failures.items()}
@@ -316,15 +316,15 @@ class _Launch:
         if code >= 0:
             return Launched(code, rank, failure=said)
         if self._second is not None and -code == signal.SIGKILL:
-            # By us: they did not leave though they were told twice.
+            # Killed by us: they did not exit after two requests.
             return Launched(SHELL_CODE_OF_SIGNAL + self._second[0], rank)
         return Launched(SHELL_CODE_OF_SIGNAL - code, rank, signal.Signals(-code), said)
 
 
 def loudest(codes: Mapping[int, int]) -> int:
-    """The rank that ended the worst: a signal before a code, and both before being told to leave.
+    """The rank with the worst end: a signal before an error code, and both before a requested exit.
 
-    A rank leaves with a code also for want of another one, that was killed.
+    Ranks also exit with an error code because another one was killed.
 
     >>> loudest({0: 3, 2: -9})
     2
@@ -342,17 +342,17 @@ def loudest(codes: Mapping[int, int]) -> int:
 def who_ended_it(
     first: Mapping[int, int], last: Mapping[int, int], said: Failure | None
 ) -> tuple[int, int]:
-    """The rank that ended a launch for all, and the exit code that counts.
+    """The rank that ended a launch, and the exit code that counts.
 
     Args:
-        first: codes of the ranks that had ended before the agent told the others to leave.
-        last: of all that did not end well.
-        said: what the ranks, or the launcher, have said.
+        first: exit codes of the ranks that had exited before the agent asked the others to leave.
+        last: exit codes of all ranks that did not succeed.
+        said: the failure that the ranks, or the launcher, have reported.
     """
     if said is not None and first.get(said.rank, 0) != 0:
         return said.rank, first[said.rank]
     if said is not None and said.how is How.FAILED:
-        # It was still about to leave when one ended that waited for it.
+        # It was still leaving when a rank that waited for it exited.
         code = last.get(said.rank, 0)
         if code > 0 and code not in TOLD_TO_LEAVE:
             return said.rank, code
@@ -386,7 +386,7 @@ def _calling(pass_on: Callable[[int], None]) -> Iterator[None]:
 
 
 def end_with_launcher() -> None:
-    """In a rank: leave when the launcher is gone, so that no rank is ever left behind."""
+    """In a rank: exit when the launcher is gone, so that no rank is left behind."""
     parent = os.getppid()
 
     def watch() -> None:

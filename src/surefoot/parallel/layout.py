@@ -1,8 +1,8 @@
-"""Lays a model out over the ranks: the one place that says in which order it is changed.
+"""Applies parallelism, recompute and compile to a model: the one place that fixes their order.
 
-The layers of other stages go first; then tensor parallel, then context, then experts, then
-recompute, then compile, then sharding or replicas. The module that is handed in stays the one whose
-names and state count; nothing here trains.
+First the layers of other pipeline stages are removed; then tensor parallelism, context
+parallelism, experts, recompute, compile, and last sharding or replicas. The module passed in keeps
+its names and state; nothing here trains.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from surefoot.parallel.tensor import TensorParallel, parallelize_layers
 
 
 class GradientSync(Protocol):
-    """When the gradients of a laid-out model are reduced."""
+    """When the gradients of a distributed model are reduced."""
 
     def micro_batch(self, is_last: bool) -> AbstractContextManager[object]:
-        """The context of the forward and backward of one micro-batch of a window."""
+        """Context manager for the forward and backward of one micro-batch of a window."""
         ...
 
     def finish(self) -> None:
-        """After the last backward of a window: gradients are whole in `.grad`."""
+        """Called after the last backward of a window: `.grad` holds the reduced gradients."""
         ...
 
 
 class NoSync:
-    """One rank, or replicas along no axis."""
+    """One rank, or nothing to reduce."""
 
     def micro_batch(self, is_last: bool) -> AbstractContextManager[object]:
         return nullcontext()
@@ -61,7 +61,7 @@ class NoSync:
 
 @dataclass(frozen=True)
 class Place:
-    """Where this process stands among the ranks of the run."""
+    """The position of this process among the ranks of the run."""
 
     ranks: Ranks
     mesh: Mesh | None = None
@@ -78,7 +78,7 @@ class Place:
 
     @property
     def has_whole_model(self) -> bool:
-        """Whether a rank can call the model by itself: alone, or where all are plain replicas."""
+        """Whether one rank can call the model by itself: a single rank, or plain replicas."""
         return self.sizes.used() in ((), ("replicate",))
 
     @property
@@ -87,7 +87,7 @@ class Place:
 
     @property
     def item_rank(self) -> int:
-        """Which of the ranks that see other samples, or other parts of them, this one is."""
+        """Index of this rank among the ranks that see different samples or parts of them."""
         if self.mesh is None:
             return 0
         part = self.sizes.coordinates(self.mesh.rank)["context"]
@@ -95,7 +95,7 @@ class Place:
 
     @property
     def random_rank(self) -> int:
-        """Ranks of one number draw the same random numbers: of the same items, in the same layers.
+        """Ranks with the same number draw the same random numbers: same items, same layers.
 
         Rank 0 has number 0.
         """
@@ -113,10 +113,10 @@ ALONE = Place(OneRank())
 
 
 def find_place(section: ParallelSection, device: torch.device) -> Place:
-    """The place of this process on the mesh that the recipe asks for.
+    """The position of this process on the mesh that the recipe asks for.
 
     Raises:
-        RequestError: the mesh does not fit the ranks that there are.
+        RequestError: the mesh does not fit the number of ranks.
     """
     ranks = world_ranks(float(section.deadline.value))
     sizes = resolve_sizes(section, ranks.size)
@@ -134,37 +134,37 @@ def find_place(section: ParallelSection, device: torch.device) -> Place:
 
 @dataclass(frozen=True)
 class LaidOut:
-    """A model as it is trained."""
+    """A model ready for training on this rank."""
 
     forward: nn.Module
-    """What the training calls; the module itself, or a wrapper around it."""
+    """What training calls: the module itself, or a wrapper around it."""
     sync: GradientSync
     is_sharded: bool = False
     """Whether its parameters are DTensors."""
     reshard_all: Callable[[], None] = lambda: None
-    """Gives up parameters that are gathered, after an evaluation."""
+    """Reshards gathered parameters, such as after an evaluation."""
     pipeline: Pipeline | None = None
-    """The stages of this rank; None where it has all layers."""
+    """The pipeline stages of this rank; None if it holds all layers."""
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a recipe asks of the laying out."""
+    """The parts of a recipe that decide the layout."""
 
     section: ParallelSection
     compile: Literal["off", "blocks", "whole"] = "off"
     compute_dtype: torch.dtype = torch.float32
-    """Of the forward."""
+    """Dtype of the forward."""
     memory: MemorySection = field(default_factory=MemorySection)
     window: int = 1
-    """Micro-batches of an update on one rank."""
+    """Micro-batches per update on one rank."""
 
 
 def lay_out(model: nn.Module, device: torch.device, wishes: Wishes, place: Place) -> LaidOut:
-    """Puts a model on its device and lays it out.
+    """Moves a model to its device and applies the layout.
 
     Raises:
-        RequestError: the model cannot be laid out so.
+        RequestError: the model does not support the layout.
     """
     section, mesh = wishes.section, place.mesh
     check_experts(model, place.sizes)
@@ -172,9 +172,9 @@ def lay_out(model: nn.Module, device: torch.device, wishes: Wishes, place: Place
     model.to(device)
     if set(place.sizes.used()) - {"replicate"} and wishes.compile == "whole":
         raise RequestError(
-            "train.compile is whole, and the parameters are spread over ranks",
+            "train.compile is whole, and the parameters are distributed over ranks",
             where="train.compile",
-            rule="what a block exchanges with other ranks lies between the blocks",
+            rule="ranks communicate between blocks, so only blocks can be compiled",
             remedy="use train.compile=blocks",
         )
     if mesh is not None and mesh.sizes.tensor > 1:
@@ -204,7 +204,7 @@ def lay_out(model: nn.Module, device: torch.device, wishes: Wishes, place: Place
     if sizes.tensor > 1 and sizes.data_parallel == 1:
         return LaidOut(model, TensorParallel(model), is_sharded=True)
     if sizes.shard > 1 or sizes.tensor > 1 or sizes.expert > 1:
-        # Copies of a model whose layers are cut are shards of one rank each.
+        # Replicas of tensor-parallel layers are shards over one rank each.
         shards = Shards.of(model, section, mesh, wishes.compute_dtype)
         return LaidOut(model, shards, is_sharded=True, reshard_all=shards.reshard)
     find_unused = section.unused_parameters == "find"
@@ -218,7 +218,7 @@ def _refuse_parts_on_host(sizes: MeshSizes) -> None:
         raise RequestError(
             f"memory.offload_activations is cpu, and parallel.tensor is {sizes.tensor}",
             where="memory.offload_activations",
-            rule="what a cut layer keeps is a distributed tensor, which stays on its device",
+            rule="activations of tensor-parallel layers are DTensors, which cannot be offloaded",
             remedy="use memory.recompute=blocks with parallel.tensor",
         )
 
@@ -226,10 +226,10 @@ def _refuse_parts_on_host(sizes: MeshSizes) -> None:
 def lay_out_stages(
     model: nn.Module, device: torch.device, wishes: Wishes, mesh: Mesh, stage_plan: StagePlan
 ) -> LaidOut:
-    """Lays out the stages of this rank: each is sharded, or copied, apart from the others.
+    """Lays out the stages of this rank: each is sharded or replicated separately.
 
-    Where a backward is split, no hook knows when a gradient is complete: torch's schedule then has
-    the shards of a stage that is itself a sharded module reduced at the end.
+    With a split backward no hook knows when a gradient is complete: torch's schedule then reduces
+    the shards at the end, of a stage that is itself an FSDP module.
     """
     section, sizes = wishes.section, mesh.sizes
     stages = make_stages(model, stage_plan)

@@ -1,10 +1,10 @@
-"""Each rank shows that it lives, and looks whether the others do. Who is gone or hangs is named.
+"""Each rank sends heartbeats and checks those of the others; a rank that is gone or hangs is named.
 
-A thread of each rank leaves a sign of life in the store that all share. The death of a process on
-the same machine is seen at once; a process that gives no more signs, and one that does not come to
-a collective in which others wait, within the deadline. Then every rank writes down its stacks and
-leaves, also one whose main thread waits in foreign code. No tensor travels here, and a run that
-goes well is never touched.
+A thread of each rank writes heartbeats to the shared store. The death of a process on the same
+machine is detected at once; a process without heartbeats, or one that does not reach a collective
+in which others wait, within the deadline. Then every rank writes its stacks to a file and exits,
+even if its main thread waits in foreign code. No tensors are sent here; a healthy run is not
+affected.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ from surefoot.parallel.torch_private import limit_collectives, num_collectives, 
 LOOK_SECONDS = 0.5
 LOOKS_PER_DEADLINE = 8
 LEAVE_SECONDS = 2.0
-"""The main thread of a rank that hears of a loss may leave by itself for so long."""
+"""How long the main thread of a rank that learns of a failure may take to exit by itself."""
 STACKS_SECONDS = 1.5
-"""Whoever leaves after a hang, or wakes up what hangs, waits for so long until all have heard of it
-and written down their stacks: what they wait for would end with it."""
+"""How long a rank that exits after a hang, or wakes a stopped process, waits for the other ranks to
+write their stacks: the stack of what they wait for would end with it."""
 STACKS_POLL_SECONDS = 0.05
 BACKSTOP = 2
-"""Collectives give up by themselves after so many deadlines, should nobody have looked."""
+"""Collectives time out after this many deadlines, in case no check has run."""
 
 
 @dataclass(frozen=True)
 class Sign:
-    """What a rank says of itself."""
+    """Heartbeat of a rank: what it reports about itself."""
 
     pid: int
     born: str
     place: str
-    """The same text, the same meaning of a process id."""
+    """Namespace of process ids: equal text, equal meaning of a pid."""
     host: str
     count: int = 0
     doing: str = ""
     listens: bool = False
-    """Whether `ASK_SIGNAL` makes it write down its stacks."""
+    """Whether `ASK_SIGNAL` makes it write its stacks."""
     stacks: bool = False
-    """It has written them down, after a loss."""
+    """Whether it has written its stacks, after a failure."""
     left: bool = False
-    """It has come to its end."""
+    """Whether it has ended regularly."""
     calls: Mapping[str, int] = field(default_factory=dict)
-    """Collectives that it has called, for each group."""
+    """Number of collectives it has called, per group."""
 
     @classmethod
     def here(cls) -> Sign:
@@ -70,12 +70,12 @@ class Sign:
 
     @classmethod
     def near(cls, pid: int) -> Sign:
-        """Of a process on this machine, which may have left none itself."""
+        """Of a process on this machine, which may not have sent a heartbeat itself."""
         return cls(pid, birth_of(pid), this_place(), os.uname().nodename)
 
     @property
     def is_stopped(self) -> bool:
-        """Whether its process, on this machine, has been stopped by a signal."""
+        """Whether its process, on this machine, is stopped by a signal."""
         with suppress(psutil.Error):
             return bool(psutil.Process(self.pid).status() == psutil.STATUS_STOPPED)
         return False
@@ -87,44 +87,44 @@ class Sign:
 
 @dataclass(frozen=True)
 class LookoutHooks:
-    """What a training lends to the lookout."""
+    """What a training provides to the lookout."""
 
     dump: Callable[[], None]
-    """Writes down the stacks of this process."""
+    """Writes the stacks of this process to a file."""
     record: Callable[[RankError], None]
-    """Writes down what ended the run, where the main thread cannot."""
+    """Records the error that ended the run, if the main thread cannot."""
     doing: Callable[[], str]
     asked: Callable[[], bool]
     """Whether this rank has been asked to stop."""
 
 
 def sign_key(rank: int) -> str:
-    """Where a rank leaves its sign of life."""
+    """Store key of a rank's heartbeat."""
     return f"sign/{rank}"
 
 
 def read_signs(store: dist.Store, ranks: Sequence[int]) -> dict[int, Sign]:
-    """The signs of life of those that have left one."""
+    """The heartbeats of the ranks that have sent one."""
     there = [rank for rank in ranks if store.check([sign_key(rank)])]
     texts = store.multi_get([sign_key(rank) for rank in there]) if there else []
     return {rank: Sign(**json.loads(text)) for rank, text in zip(there, texts, strict=True)}
 
 
 def all_have_written(store: dist.Store, ranks: Sequence[int], hanging: int) -> bool:
-    """Whether the stacks of all are written, that train and do not hang."""
+    """Whether all training ranks, except the hanging one, have written their stacks."""
     signs = read_signs(store, ranks)
     return all(s.stacks or s.left or not s.listens for r, s in signs.items() if r != hanging)
 
 
 class Silence:
-    """How long each of some ranks has given no sign; a time in which nobody looked counts not."""
+    """Seconds without a heartbeat, per rank; time in which no check ran is not counted."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
         self._seconds: dict[int, float] = {}
 
     def longest(self, signs: Mapping[int, Sign], seconds: float) -> tuple[int, float]:
-        """Rank and seconds of the longest silence, with `seconds` more having passed."""
+        """Rank and seconds of the longest silence, after `seconds` more have passed."""
         for rank, sign in signs.items():
             silent = sign.count == self._counts.get(rank)
             self._seconds[rank] = self._seconds.get(rank, 0.0) + seconds if silent else 0.0
@@ -133,17 +133,17 @@ class Silence:
 
 
 def silent_failure(rank: int, sign: Sign, seconds: float, by: int, is_near: bool) -> Failure:
-    """What is said of a rank that gives no signs."""
-    why = f"it has shown no sign of life for {seconds:.0f} s"
+    """The failure reported for a rank without heartbeats."""
+    why = f"no heartbeat for {seconds:.0f} s"
     if is_near and sign.is_stopped:
-        why = f"its process is stopped, since {seconds:.0f} s"
+        why = f"its process has been stopped for {seconds:.0f} s"
     return Failure(rank, How.HANGS, by, f"rank {rank} hangs: {why}", str(sign))
 
 
 def behind(calls: Mapping[int, Mapping[str, int]]) -> list[int]:
-    """Ranks that others wait for, and that wait for nobody themselves.
+    """Ranks that others wait for and that wait for no rank themselves.
 
-    A rank waits where it has called a collective that another of its group has not.
+    A rank waits if it has called a collective that another rank of the group has not.
 
     >>> behind({0: {"a": 5}, 1: {"a": 4}})
     [1]
@@ -161,16 +161,16 @@ def behind(calls: Mapping[int, Mapping[str, int]]) -> list[int]:
 
 
 class Lookout:
-    """The thread that shows and looks, for one rank.
+    """The thread that sends and checks heartbeats, for one rank.
 
     Args:
-        store: shared by all; no other thread waits for an answer of it.
+        store: shared by all; used by no other thread.
         rank: of this process.
-        size: how many ranks there are.
+        size: number of ranks.
         deadline_seconds: longest wait for another rank.
-        tell: is told of a rank that is lost, on the one rank that found out first.
-        end: ends this process, at once.
-        keeper: the rank whose process keeps the store, if one does: where it stops, the store does.
+        tell: called with a lost rank's failure, on the one rank that detected it first.
+        end: ends this process immediately.
+        keeper: the rank whose process hosts the store, if any: if it stops, the store does.
     """
 
     def __init__(
@@ -193,34 +193,34 @@ class Lookout:
         self._attachment: LookoutHooks | None = None
         self._attachments = 0
         self.any_asked = False
-        """Whether a rank of the training has been asked to stop, as was heard last."""
+        """Whether any rank of the training has been asked to stop, as of the last check."""
         self._sign, self._showing = Sign.here(), threading.Lock()
         self._near: dict[int, Sign] | None = None
-        """The other ranks on this machine, once each has given a sign."""
+        """The other ranks on this machine, once each has sent a heartbeat."""
         self._silence = Silence()
         self._stalled = 0.0
         self._timed: set[str] = set()
         self._writing, self._has_written = threading.Lock(), False
         self._away = threading.Event()
-        """The main thread has nothing to lose any more."""
+        """Set when the main thread no longer trains."""
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="surefoot-lookout", daemon=True)
         self._show()
 
     def start(self) -> None:
-        """Begins to look."""
+        """Starts the thread."""
         self._thread.start()
         if self._keeper not in (None, self.rank):
             threading.Thread(target=self._watch_store, name="surefoot-store", daemon=True).start()
 
     def accuse(self, store: dist.Store, failure: Failure) -> Failure:
-        """Claims and tells of a rank that hangs, on the thread that has waited for it.
+        """Claims and reports a rank that hangs, from the thread that has waited for it.
 
         Args:
             store: that of the calling thread.
 
         Returns:
-            What counts: another may have said something before.
+            The failure that counts: another rank may have reported one before.
         """
         self.write_stacks(failure)
         counts = claim(store, failure)
@@ -229,7 +229,7 @@ class Lookout:
         return counts
 
     def write_stacks_of_all(self, store: dist.Store, failure: Failure) -> None:
-        """The same as `write_stacks`, for who then leaves by itself; the others come first.
+        """As `write_stacks`, then waits for the other ranks to write theirs; for a rank that exits.
 
         Args:
             store: that of the calling thread.
@@ -243,7 +243,7 @@ class Lookout:
             time.sleep(STACKS_POLL_SECONDS)
 
     def write_stacks(self, failure: Failure) -> None:
-        """Writes down where this rank is, once, where the stacks of all may tell what happened."""
+        """Writes the stacks of this rank once, unless a rank reported its own error."""
         with self._writing:
             attachment = self._attachment
             if attachment is None or failure.how is How.FAILED or self._has_written:
@@ -252,7 +252,7 @@ class Lookout:
             self._has_written = True
 
     def stop(self) -> None:
-        """Ends the look-out, for a process that comes to its own end; harmless when repeated."""
+        """Stops the lookout when the process ends regularly; idempotent."""
         if self._done.is_set():
             return
         self._away.set()
@@ -264,18 +264,18 @@ class Lookout:
                 self._show(left=True)
 
     def wait_at_most(self, seconds: float) -> None:
-        """Sets the deadline, also of the collectives of torch."""
+        """Sets the deadline, also for torch's collectives."""
         self._deadline = seconds
         self._timed.clear()
 
     @contextmanager
     def attached(self, attachment: LookoutHooks) -> Iterator[None]:
-        """A training, which a loss ends together with its process."""
+        """Registers a training, which a failure ends together with its process."""
         self._away.clear()
         self._attachments += 1
         self.any_asked = False
         self._attachment = attachment
-        # At once: a rank may hang from its first step on.
+        # Immediately: a rank may hang from its first step on.
         with suppress(dist.DistError, RuntimeError):
             self._show()
         try:
@@ -288,11 +288,11 @@ class Lookout:
 
     def _run(self) -> None:
         last = time.monotonic()
-        # A store that is gone says that the launcher, or rank 0, is: others see to that.
+        # If the store is gone, so is the launcher or rank 0, which others detect.
         with suppress(dist.DistError, RuntimeError):
             while not self._done.wait(self._pause()):
                 now = time.monotonic()
-                # What this process slept through, or was stopped in, is held against nobody.
+                # Time in which this process was suspended or stopped is not counted.
                 self._look(min(now - last, 2 * LOOK_SECONDS))
                 last = now
                 failure = self.failure
@@ -331,7 +331,7 @@ class Lookout:
                 last = read_signs(self._store, [rank])[rank]
                 if not last.left:
                     yield Failure(rank, How.GONE, self.rank, where=str(last))
-        # Each looks at the next one: together they see all.
+        # Each rank checks the next one: together they cover all.
         next_rank = (self.rank + 1) % self._size
         signs = {r: s for r, s in read_signs(self._store, [next_rank]).items() if not s.left}
         rank, silent = self._silence.longest(signs, seconds)
@@ -381,7 +381,7 @@ class Lookout:
             self._store.set(sign_key(self.rank), json.dumps(asdict(self._sign)))
 
     def _watch_store(self) -> None:
-        """Ends this process where the store does not answer: nothing can be said through it."""
+        """Ends this process if the store does not answer: no failure can be reported through it."""
         assert self._keeper is not None
         silence, last = Silence(), time.monotonic()
         silent = 0.0
@@ -390,10 +390,10 @@ class Lookout:
                 return
             now = time.monotonic()
             passed = min(now - last, 2 * LOOK_SECONDS)
-            # This rank gives a sign each time that the store has answered all that was asked.
+            # This rank sends a heartbeat each time the store has answered all its requests.
             _, silent = silence.longest({self._keeper: self._sign}, passed)
             last = now
-        what = f"rank {self._keeper} hangs: it keeps the store, which is silent for {silent:.0f} s"
+        what = f"rank {self._keeper} hangs: its store has not answered for {silent:.0f} s"
         failure = Failure(self._keeper, How.HANGS, self.rank, what, f"seen by rank {self.rank}")
         self._tell(failure)
         self.write_stacks(failure)
@@ -408,12 +408,12 @@ class Lookout:
         attachment = self._attachment
         self.write_stacks(failure)
         self._show()
-        # A main thread that can leaves by itself: it meets the same failure.
+        # A main thread that can exit by itself does: it sees the same failure.
         left = self._away.wait(LEAVE_SECONDS)
         near = self._near_ranks()
         asks = min((rank for rank in (*near, self.rank) if rank != failure.rank), default=-1)
         if failure.how is How.HANGS and failure.rank in near and asks == self.rank:
-            # Last, since it wakes up a process that was stopped.
+            # Last, since it wakes a stopped process.
             self.write_stacks_of_all(self._store, failure)
             ask_for_stacks(self._store, failure.rank)
         if not left:
@@ -421,7 +421,7 @@ class Lookout:
 
 
 def ask_for_stacks(store: dist.Store, rank: int) -> None:
-    """Makes a rank that trains on this machine write down its stacks, even if it is stopped."""
+    """Makes a training rank on this machine write its stacks, even if it is stopped."""
     sign = read_signs(store, [rank]).get(rank)
     if sign is None or not sign.listens or birth_of(sign.pid) != sign.born:
         return
@@ -431,7 +431,7 @@ def ask_for_stacks(store: dist.Store, rank: int) -> None:
 
 
 def _end_process() -> None:
-    # Whatever the main thread waits for, it may never come: nothing of its clean-up is run.
+    # The main thread may wait forever: no clean-up is run.
     for child in multiprocessing.active_children():
         child.kill()
     sys.stdout.flush()
@@ -443,19 +443,19 @@ _current: Lookout | None = None
 
 
 def current() -> Lookout | None:
-    """That of this process, where a launcher has started it as one of several ranks."""
+    """The lookout of this process, if a launcher has started it as one of several ranks."""
     return _current
 
 
 def begin(lookout: Lookout) -> None:
-    """Makes it that of this process, and starts it."""
+    """Makes it the lookout of this process, and starts it."""
     global _current
     _current = lookout
     lookout.start()
 
 
 def end() -> None:
-    """Ends that of this process."""
+    """Stops the lookout of this process."""
     global _current
     if _current is not None:
         _current.stop()
@@ -463,13 +463,13 @@ def end() -> None:
 
 
 def asked_elsewhere() -> bool:
-    """Whether any rank has been asked to stop, as this one knows."""
+    """Whether any rank has been asked to stop, as far as this one knows."""
     return _current is not None and _current.any_asked
 
 
 @contextmanager
 def attached(attachment: LookoutHooks) -> Iterator[None]:
-    """A training in this process; nothing is different where it is alone."""
+    """Registers a training in this process; does nothing for a single rank."""
     if _current is None:
         yield
         return

@@ -1,6 +1,6 @@
-"""Which rank ended a run for all: said once, in the store that every rank and the launcher share.
+"""Which rank ended a run: recorded once, in the store shared by all ranks and the launcher.
 
-Whoever finds out first leaves it there; all others read it. Nothing here waits or ends anything.
+The first to detect it writes it; all others read it. Waits for nothing and ends nothing.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from surefoot.core.errors import RankError
 FIRST_FAILURE = "first-failure"
 """Key of the store."""
 LAUNCHER = -1
-"""Stands for the launcher where a rank is named."""
+"""Rank number that stands for the launcher."""
 
 
 class How(StrEnum):
-    """What became of a rank."""
+    """How a rank was lost."""
 
     FAILED = "failed"
-    """It raised an error, and tells of it itself."""
+    """It raised an error, and reports it itself."""
     GONE = "gone"
-    """Its process has ended without a word."""
+    """Its process has ended without reporting an error."""
     HANGS = "hangs"
-    """It does not come to where the others wait for it, or its process shows no sign of life."""
+    """It does not reach a point where the others wait for it, or sends no heartbeat."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Failure:
     rank: int
     how: How
     by: int
-    """The rank that says so."""
+    """The rank that reports it."""
     what: str = ""
     where: str = ""
 
@@ -49,9 +49,9 @@ class Failure:
             return RankError(
                 self.what,
                 where=self.where,
-                rule="a rank shows that it lives, and comes to where the others wait for it, "
-                "within parallel.deadline",
-                remedy="see what it was doing: stacks-rank-*.txt in the run's artifacts; raise "
+                rule="a rank sends heartbeats and reaches each exchange with the others within "
+                "parallel.deadline",
+                remedy="see its stacks: stacks-rank-*.txt in the run's artifacts; raise "
                 "parallel.deadline if that takes long",
             )
         gone = self.how is How.GONE
@@ -59,17 +59,17 @@ class Failure:
             f"rank {self.rank} {'is gone' if gone else 'has failed'}"
             + (f": {self.what}" if gone and self.what else ""),
             where=seen_by or self.where,
-            rule="a run goes on with all of its ranks, or not at all",
-            remedy="SIGKILL is often the system that ran out of memory: see the system's log"
+            rule="a run continues with all of its ranks, or not at all",
+            remedy="SIGKILL often means that the machine ran out of memory: see the system's log"
             if gone
-            else "see what that rank says",
+            else "see the error of that rank",
         )
 
 
 def of_attempt(store: dist.Store) -> dist.Store:
     """The part of a shared store that belongs to this start of the ranks.
 
-    The store may outlive them; without the prefix of a group, the launcher sees the same keys.
+    The store may outlive an attempt; there is no group prefix, so the launcher sees the same keys.
     """
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
@@ -78,14 +78,14 @@ def of_attempt(store: dist.Store) -> dist.Store:
 
 
 def first_failure(store: dist.Store) -> Failure | None:
-    """What somebody has left in the store."""
+    """The failure recorded in the store, if any."""
     if not store.check([FIRST_FAILURE]):
         return None
     return _read(store.get(FIRST_FAILURE))
 
 
 def claim(store: dist.Store, failure: Failure) -> Failure:
-    """Leaves `failure` in the store, unless another came before; returns the one that counts."""
+    """Records `failure` unless another came first; returns the one that counts."""
     return _read(store.compare_set(FIRST_FAILURE, "", json.dumps(asdict(failure))))
 
 
@@ -95,6 +95,6 @@ def _read(text: bytes) -> Failure:
 
 
 def named(ranks: Sequence[int]) -> str:
-    """Ranks as people name them."""
+    """A list of ranks for messages."""
     listed = ", ".join(map(str, ranks))
     return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"

@@ -1,6 +1,6 @@
 """The ranks of a run as a mesh with named axes: sizes, coordinates and groups.
 
-Sizes are checked here against the number of ranks; what a model allows is checked by `layout`.
+Sizes are checked here against the number of ranks, and against the model in `layout`.
 Nothing here touches a parameter.
 """
 
@@ -19,9 +19,9 @@ from surefoot.config.sections.parallel import ParallelSection
 from surefoot.core.errors import RequestError
 
 AXES: Final = ("pipeline", "replicate", "shard", "context", "expert", "tensor")
-"""From the slowest links to the fastest: neighbours of the last axis are neighbouring ranks."""
+"""From slowest links to fastest: neighbours along the last axis are adjacent ranks."""
 DATA_AXES: Final = ("replicate", "shard", "expert")
-"""Along these, ranks see different data."""
+"""Ranks along these axes see different data."""
 COSTS: Final = {
     "pipeline": "activations between stages for each micro-batch; ranks idle in the bubble",
     "replicate": "one all-reduce of the gradients an update",
@@ -33,7 +33,7 @@ COSTS: Final = {
 
 
 class AxisRow(NamedTuple):
-    """One axis, as it is shown."""
+    """One axis, for display."""
 
     axis: str
     size: int
@@ -57,15 +57,15 @@ class MeshSizes:
 
     @property
     def data_parallel(self) -> int:
-        """Ranks that see different data."""
+        """Number of ranks that see different data."""
         return prod(self.of(DATA_AXES))
 
     @property
     def of_weights(self) -> MeshSizes:
-        """The same ranks as weights see them.
+        """The same ranks as weights are distributed over them.
 
-        Ranks with parts of one sequence need the same weights and see different items: they are
-        further shards where there are shards, else further copies.
+        Ranks with parts of the same sequence need the same weights and see different items: they
+        act as further shards if there are shards, else as further replicas.
         """
         joined = "shard" if self.shard > 1 else "replicate"
         return replace(self, context=1, **{joined: getattr(self, joined) * self.context})
@@ -74,22 +74,22 @@ class MeshSizes:
         return tuple(getattr(self, axis) for axis in axes)
 
     def used(self) -> tuple[str, ...]:
-        """Axes of more than one rank, in the order of the mesh."""
+        """Axes of more than one rank, in mesh order."""
         return tuple(axis for axis in AXES if getattr(self, axis) > 1)
 
     def table(self) -> list[AxisRow]:
-        """One row for each axis in use, with what it costs."""
+        """One row per axis in use, with its communication cost."""
         return [AxisRow(axis, getattr(self, axis), COSTS[axis]) for axis in self.used()]
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Where a rank stands along each axis."""
+        """Coordinate of a rank along each axis."""
         found = {}
         for axis in reversed(AXES):
             rank, found[axis] = divmod(rank, getattr(self, axis))
         return found
 
     def data_rank(self, rank: int) -> int:
-        """Which of the data-parallel ranks a rank is."""
+        """Index of a rank among the data-parallel ranks."""
         place = self.coordinates(rank)
         found = 0
         for axis in DATA_AXES:
@@ -97,7 +97,7 @@ class MeshSizes:
         return found
 
     def leads(self, rank: int) -> bool:
-        """Whether a rank speaks for those that have the same data."""
+        """Whether a rank represents those with the same data."""
         place = self.coordinates(rank)
         return all(place[axis] == 0 for axis in AXES if axis not in DATA_AXES)
 
@@ -106,30 +106,30 @@ ONE_RANK: Final = MeshSizes()
 
 
 def resolve_sizes(section: ParallelSection, num_ranks: int) -> MeshSizes:
-    """The sizes that a recipe asks for, one `auto` filled in.
+    """The sizes that a recipe asks for, with `auto` filled in.
 
     Raises:
-        RequestError: two are `auto`, or they do not multiply to the ranks that there are; with the
-            numbers and the nearest that works.
+        RequestError: two are `auto`, or the product is not the number of ranks; names the nearest
+            valid size.
     """
     asked: dict[str, int | str] = {axis: getattr(section, axis) for axis in AXES}
     open_axes = [axis for axis, size in asked.items() if size == "auto"]
     if len(open_axes) > 1 and "replicate" in open_axes:
-        # It takes what the others leave: nothing, where another does.
+        # `auto` here means the rest: 1 if another axis is also `auto`.
         asked["replicate"] = 1
         open_axes.remove("replicate")
     if len(open_axes) > 1:
         raise _refused(
             f"{' and '.join(open_axes)} are all auto",
-            "one axis besides replicate may be auto",
-            f"write a size at parallel.{open_axes[0]}",
+            "only one axis besides replicate may be auto",
+            f"set a size at parallel.{open_axes[0]}",
         )
     fixed = prod(size for size in asked.values() if isinstance(size, int))
     shown = " x ".join(f"{axis} {size}" for axis, size in asked.items() if size != 1) or "1"
     if num_ranks % fixed or (not open_axes and fixed != num_ranks):
         raise _refused(
             f"the mesh {shown} does not make {num_ranks} rank{'s' if num_ranks != 1 else ''}",
-            f"the axes multiply to the number of ranks; the fixed ones multiply to {fixed}",
+            f"the sizes multiply to the number of ranks; the given ones multiply to {fixed}",
             _nearest(asked, num_ranks, fixed, bool(open_axes)),
         )
     for axis in open_axes:
@@ -160,23 +160,23 @@ class Mesh:
     """The mesh of a running group of ranks.
 
     Args:
-        sizes: ranks along each axis.
-        device_type: where the model lives; its backend carries the tensors.
-        host_backend: carries the numbers of the host.
+        sizes: number of ranks along each axis.
+        device_type: of the model; selects the backend for tensors.
+        host_backend: backend for host numbers.
     """
 
     def __init__(self, sizes: MeshSizes, device_type: str, host_backend: str = "gloo") -> None:
         self.sizes = sizes
         self.rank = dist.get_rank()
         self.weight_sizes = sizes.of_weights
-        """Ranks along each axis, as weights see them."""
+        """Ranks along each axis, as weights are distributed."""
         self.weight_mesh: DeviceMesh = init_device_mesh(
             device_type, self.weight_sizes.of(AXES), mesh_dim_names=AXES
         )
         self.device_mesh = self.weight_mesh
         if sizes.context > 1:
             self.device_mesh = init_device_mesh(device_type, sizes.of(AXES), mesh_dim_names=AXES)
-        # Numbers of the host never wait for a device.
+        # Host numbers never wait for a device.
         self.host_group: Any = dist.new_group(backend=host_backend)
 
     @property
@@ -185,21 +185,21 @@ class Mesh:
 
     @property
     def leads(self) -> bool:
-        """Whether this rank speaks for those that have the same data."""
+        """Whether this rank represents those with the same data."""
         return self.sizes.leads(self.rank)
 
     def submesh(self, *axes: str) -> DeviceMesh:
-        """The mesh of some axes, through this rank, as weights see it."""
+        """The mesh of some axes through this rank, as weights are distributed."""
         return self.weight_mesh[axes if len(axes) > 1 else axes[0]]
 
     def group(self, axis: str) -> dist.ProcessGroup:
-        """The ranks along one axis, through this rank, as weights see it."""
+        """The ranks along one axis through this rank, as weights are distributed."""
         return self.weight_mesh.get_group(axis)
 
     def joined(self, first: str, second: str, *, beside: str) -> DeviceMesh:
-        """A mesh of two dims, through this rank: two axes as one, `copies`, beside a third.
+        """A 2-dim mesh through this rank: two axes merged into one, `copies`, beside a third.
 
-        Every rank calls it, once: it makes groups.
+        Every rank calls it, once: it creates process groups.
         """
         sizes = self.weight_sizes
         own = (first, second, beside)
@@ -210,7 +210,7 @@ class Mesh:
         names = ("copies", beside)
         kind = self.device_mesh.device_type
         whole = DeviceMesh(kind, places, mesh_dim_names=("rest", *names))
-        # Not sliced out of the whole: older versions of torch refuse axes in another order.
+        # Not sliced from the full mesh: older versions of torch refuse axes in another order.
         (own_place,) = (place for place in places if self.rank in place)
         return DeviceMesh.from_group(
             [whole.get_group(name) for name in names], kind, mesh=own_place, mesh_dim_names=names
@@ -222,11 +222,11 @@ class Mesh:
         return self.device_mesh.get_group("context")
 
     def item_axes(self) -> tuple[str, ...]:
-        """Axes in use, as weights see them, along which ranks see different items."""
+        """Axes in use along which ranks see different items."""
         return tuple(axis for axis in DATA_AXES if getattr(self.weight_sizes, axis) > 1)
 
     def sum_over_data(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sums a tensor over the data-parallel ranks, in place; queued, never waited for."""
+        """Sums a tensor over the data-parallel ranks, in place; queued, without a device sync."""
         for axis in DATA_AXES:
             if getattr(self.sizes, axis) > 1:
                 group = self.device_mesh.get_group(axis)

@@ -1,7 +1,7 @@
-"""A sharded tensor as it lies on this rank, and norms over all shards. It moves no shard.
+"""Local shards of a tensor, and norms over all shards. Moves no shard.
 
-What works element by element (clipping, scaling, averaging) works on local parts; only a norm needs
-the other ranks, and one number of each kind of sharding is all that travels.
+Elementwise operations (clipping, scaling, averaging) work on local shards; a norm needs the other
+ranks, and sends one number per kind of sharding.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from surefoot.parallel.mesh import AXES, Mesh
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """The part of a tensor on this rank: shares its memory; a plain tensor is its own part."""
+    """The local shard of a tensor, sharing its memory; a plain tensor is its own shard."""
     if isinstance(tensor, DTensor):
         with torch.no_grad():
             return tensor.to_local()
@@ -26,29 +26,29 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def local_gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients that are there, as they lie on this rank, in the order of the parameters."""
+    """The gradients that exist, as local shards, in the order of the parameters."""
     return [local_part(p.grad) for p in parameters if p.grad is not None]
 
 
 def sharded_axes(tensor: Tensor) -> tuple[str, ...]:
-    """Axes of the mesh along which ranks hold different parts of a tensor."""
+    """Mesh axes along which ranks hold different shards of a tensor."""
     if not isinstance(tensor, DTensor):
         return ()
     names = tensor.device_mesh.mesh_dim_names or ()
     pairs = zip(names, tensor.placements, strict=True)
-    # Cut twice, a dim has a placement that torch does not call a shard.
+    # A dim sharded twice has a placement that torch does not call Shard.
     found = {name for name, placement in pairs if not placement.is_replicate()}
     return tuple(axis for axis in AXES if axis in found)
 
 
 class ShardedNorm:
-    """The L2 norm over all parameters' gradients (or values), the same on every rank.
+    """The L2 norm of all parameters' gradients (or values), the same on every rank.
 
-    The squares of a part are added up once: over the ranks that hold other parts, never over those
-    that hold the same.
+    The squared norm of a shard is summed over the ranks that hold other shards, never over
+    replicas.
 
     Args:
-        parameters: in the order of the model.
+        parameters: in model order.
         mesh: of the run.
     """
 
@@ -58,7 +58,7 @@ class ShardedNorm:
         self._axes = [sharded_axes(parameter) for parameter in parameters]
 
     def of_gradients(self, gradients: Sequence[Tensor]) -> Tensor:
-        """0-dim; `gradients` are those of `local_gradients` for the same parameters."""
+        """0-dim; `gradients` are the `local_gradients` of the same parameters."""
         pairs = zip(self._parameters, self._axes, strict=True)
         return self._norm(gradients, [axes for p, axes in pairs if p.grad is not None])
 
@@ -87,7 +87,7 @@ class ShardedNorm:
         return self._over_stages(squares.sum()).sqrt()
 
     def _over_stages(self, square: Tensor) -> Tensor:
-        """Added up over the ranks that hold other layers."""
+        """Summed over the ranks that hold other layers."""
         if self._mesh.sizes.pipeline > 1:
             square = square.double()
             dist.all_reduce(square, op=dist.ReduceOp.SUM, group=self._mesh.group("pipeline"))

@@ -1,9 +1,9 @@
-"""Cuts a model into stages along the pipeline axis, as its plan says. It runs no schedule.
+"""Splits a model into stages along the pipeline axis, as its plan says. It runs no schedule.
 
-A rank keeps the module that it was given, less the layers that lie on other ranks: what stays has
-its own name, and `blocks.3` is `blocks.3` on whichever rank it lies. Each stage runs the model's
-own forward, with what lies elsewhere left out: the list of blocks holds those of the stage, the
-embedding gives what the stage before has sent, and what follows the blocks hands its input on.
+A rank keeps the module passed in, without the layers of other ranks; names stay: `blocks.3` is
+`blocks.3` on whichever rank holds it. Each stage runs the model's own forward with stand-ins for
+the rest: the list of blocks holds those of the stage, the embedding returns what the previous
+stage has sent, and what follows the blocks returns its input.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from surefoot.parallel.tensor import layers_of, shared_parameters
 
 
 class Received(nn.Module):
-    """Stands in place of the embedding: gives what came from the stage before."""
+    """Replaces the embedding: returns what the previous stage has sent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,21 +39,21 @@ class Received(nn.Module):
             raise ModelError(
                 "the loss calls the model more than once for a batch",
                 where="parallel.pipeline",
-                rule="each micro-batch passes each stage once",
+                rule="each micro-batch passes through each stage once",
                 remedy="call the model once, or use parallel.shard instead of parallel.pipeline",
             )
         return hidden
 
 
 class Nothing(nn.Module):
-    """Stands in place of what the first stage has added already: adds zero."""
+    """Replaces what the first stage has already added: adds zero."""
 
     def forward(self, *_: Any, **__: Any) -> float:
         return 0.0
 
 
 class Passed(nn.Module):
-    """Stands in place of a layer of another stage: hands its input on."""
+    """Replaces a layer of another stage: returns its input."""
 
     def forward(self, hidden: Tensor, *_: Any, **__: Any) -> Tensor:
         return hidden
@@ -67,14 +67,14 @@ STANDS_IN: dict[StageStyle, Callable[[], nn.Module]] = {
 }
 
 Work = Callable[["Stage", Tensor | None], Tensor]
-"""What one stage does with one micro-batch: what came from the stage before to what goes on."""
+"""Work of one stage on one micro-batch: from the previous stage's output to its own."""
 
 
 class Stage(nn.Module):
-    """One stage, as torch's schedules see it: each call is one micro-batch, in their order.
+    """One stage as torch's schedules see it: each call is the next micro-batch.
 
     Args:
-        model: whose forward is that of this stage alone.
+        model: a model whose forward is that of this stage alone.
         index: of the stage.
         num_stages: of the pipeline.
     """
@@ -84,16 +84,16 @@ class Stage(nn.Module):
         self.model = model
         self.index = index
         self.is_first, self.is_last = index == 0, index == num_stages - 1
-        # Not registered a second time, under another name.
+        # Not registered as submodules a second time.
         self._entries = tuple(module for module in model.modules() if isinstance(module, Received))
         self._work: list[Work] = []
 
     def begin(self, work: Sequence[Work]) -> None:
-        """What the next calls do, one after the other."""
+        """Sets the work of the next calls, in order."""
         self._work = list(reversed(work))
 
     def receive(self, hidden: Tensor) -> None:
-        """What the model's next forward begins with."""
+        """Sets the input of the model's next forward."""
         for entry in self._entries:
             entry.hidden = hidden
 
@@ -103,51 +103,51 @@ class Stage(nn.Module):
 
 @dataclass(frozen=True)
 class StagePlan:
-    """A model without the layers of other ranks."""
+    """How a model is split: which blocks and which state are on which rank."""
 
     plan: PipelinePlan
     order: PipelineOrder
     rank: int
     runs: tuple[range, ...]
-    """The blocks of each stage, of all ranks."""
+    """The blocks of each stage, over all ranks."""
     width: int
     dtype: torch.dtype
-    """Of the embedding."""
+    """Dtype of the embedding."""
     elsewhere: frozenset[str]
-    """Names of the model's state that lies on other ranks."""
+    """Names of the model's state on other ranks."""
     size_elsewhere: ParameterSizes
-    """Of the parameters that lie on other ranks."""
+    """Sizes of the parameters on other ranks."""
 
 
 class StageSync(Protocol):
     """When the gradients of a stage are reduced over ranks with other data."""
 
     def micro_batch(self, is_last: bool) -> object:
-        """Before the backward of a micro-batch of a window."""
+        """Called before the backward of a micro-batch of a window."""
         ...
 
     def finish(self) -> None:
-        """After the last backward of a window: gradients are whole in `.grad`."""
+        """Called after the last backward of a window: `.grad` holds the reduced gradients."""
         ...
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The stages of this rank, and what they exchange with the others."""
+    """The stages of this rank, and what they exchange with other ranks."""
 
     model: nn.Module
     """Holds all layers of this rank, under their own names."""
     stage_plan: StagePlan
     stages: tuple[Stage, ...]
     syncs: tuple[StageSync, ...]
-    """One for each stage."""
+    """One per stage."""
     group: dist.ProcessGroup
     """The ranks of the pipeline axis."""
     device: torch.device
     dtype: torch.dtype
-    """Of what goes from stage to stage."""
+    """Dtype of activations between stages."""
     sequence_part: tuple[int, int] = (0, 1)
-    """Which part of how many of each sequence goes from stage to stage here."""
+    """(index, count): which part of each sequence this rank exchanges between stages."""
 
     @property
     def order(self) -> PipelineOrder:
@@ -155,45 +155,45 @@ class Pipeline:
 
     @property
     def width(self) -> int:
-        """Of what goes from stage to stage: [batch, sequence, width]."""
+        """Last dim of activations between stages: [batch, sequence, width]."""
         return self.stage_plan.width
 
     def sync_of(self, stage: Stage) -> StageSync:
         return self.syncs[self.stages.index(stage)]
 
     def hidden_shape(self, tokens: Tensor) -> tuple[int, int]:
-        """Batch and sequence of what goes from stage to stage, for token ids [B, S]."""
+        """Batch and sequence length of activations between stages, for token ids [B, S]."""
         batch, length = tokens.shape
         part, parts = self.sequence_part
         share = -(-length // parts)
         return batch, max(0, min(share, length - part * share))
 
     def follow_modes(self) -> None:
-        """Stages that are copies of the model take over whether it trains."""
+        """Sets the train mode of copied stages to that of the model."""
         for stage in self.stages:
             stage.model.training = self.model.training
 
     def from_last(self, numbers: Sequence[Tensor] | None, count: int) -> Tensor:
-        """What the rank of the last stage has, [count] in float64, on every rank of the pipeline.
+        """Broadcasts values, [count] in float64, from the last stage to every rank of the pipeline.
 
         Args:
-            numbers: 0-dim, on that rank.
+            numbers: 0-dim tensors on the rank of the last stage; None elsewhere.
         """
         if numbers is None:
-            told = torch.zeros(count, dtype=torch.float64, device=self.device)
+            values = torch.zeros(count, dtype=torch.float64, device=self.device)
         else:
-            told = torch.stack([number.detach().double() for number in numbers])
-        self._broadcast_from_last(told)
-        return told
+            values = torch.stack([number.detach().double() for number in numbers])
+        self._broadcast_from_last(values)
+        return values
 
     def text_from_last(self, text: str | None) -> str:
-        """A text of the rank of the last stage, on every rank of the pipeline."""
+        """Broadcasts a text from the last stage to every rank of the pipeline."""
         own = list((text or "").encode())
         length = torch.tensor([len(own)], device=self.device)
         self._broadcast_from_last(length)
-        told = torch.tensor(own or [0] * int(length), dtype=torch.uint8, device=self.device)
-        self._broadcast_from_last(told)
-        return bytes(told.tolist()).decode()
+        encoded = torch.tensor(own or [0] * int(length), dtype=torch.uint8, device=self.device)
+        self._broadcast_from_last(encoded)
+        return bytes(encoded.tolist()).decode()
 
     def _broadcast_from_last(self, tensor: Tensor) -> None:
         last = self.order.rank_of(self.order.num_stages - 1)
@@ -201,22 +201,22 @@ class Pipeline:
 
 
 def remove_other_stages(model: nn.Module, order: PipelineOrder, rank: int) -> StagePlan:
-    """Takes away what lies on other ranks, in place; names stay.
+    """Removes the layers of other ranks, in place; names stay.
 
     Args:
         rank: along the pipeline axis.
 
     Raises:
-        RequestError: no plan knows the model, it has too few layers, a tensor would lie on two
-            stages, or a stage would have nothing to train.
+        RequestError: no plan knows the model, it has too few layers, two stages would share a
+            tensor, or a stage would have nothing to train.
     """
     plan = stages_for(name for name, _ in layers_of(model))
     if plan is None:
         raise RequestError(
-            f"no plan says how a {type(model).__name__} is cut into stages",
+            f"no plan says how a {type(model).__name__} is split into stages",
             where="parallel.pipeline",
             rule="plans are known for our GPT and for transformers' Llama, Qwen and Mistral",
-            remedy="use parallel.shard, which cuts any model",
+            remedy="use parallel.shard, which works for any model",
         )
     blocks = model.get_submodule(plan.blocks)
     assert isinstance(blocks, nn.ModuleList)
@@ -236,7 +236,7 @@ def remove_other_stages(model: nn.Module, order: PipelineOrder, rank: int) -> St
 
 
 def make_stages(model: nn.Module, stage_plan: StagePlan) -> tuple[Stage, ...]:
-    """The stages of this rank; several share their layers with `model`, one is `model` itself."""
+    """The stages of this rank; several share layers with `model`, a single one is `model`."""
     own = stage_plan.order.stages_of(stage_plan.rank)
     stages = []
     for index in own:
@@ -249,7 +249,7 @@ def make_stages(model: nn.Module, stage_plan: StagePlan) -> tuple[Stage, ...]:
 
 
 def runs_of_blocks(num_blocks: int, order: PipelineOrder) -> list[range]:
-    """The blocks of each stage: as even as can be, the first ones hold one more.
+    """The blocks of each stage: as even as possible; the first stages hold one more.
 
     Raises:
         RequestError: there are fewer blocks than stages.
@@ -281,7 +281,7 @@ def stage_of_layer(name: str, plan: PipelinePlan, runs: Sequence[range]) -> int:
 
 
 def refuse_shared(model: nn.Module, plan: PipelinePlan, runs: Sequence[range]) -> None:
-    """Refuses tensors that two stages would hold.
+    """Refuses tensors that two stages would share.
 
     Raises:
         RequestError: with their names.
@@ -290,25 +290,25 @@ def refuse_shared(model: nn.Module, plan: PipelinePlan, runs: Sequence[range]) -
         first, second = (stage_of_layer(n, plan, runs) for n in (name, alias))
         if first != second:
             raise RequestError(
-                f"{alias} is {name}, and they lie on the stages {second} and {first}",
+                f"{alias} is {name}, and they are on the stages {second} and {first}",
                 where="parallel.pipeline",
-                rule="a tensor lies on one stage: tied embeddings are on the first and the last",
+                rule="a tensor is on one stage: tied embeddings would be on the first and the last",
                 remedy="use model.tied=false, or parallel.shard instead of parallel.pipeline",
             )
 
 
 def refuse_kinds(model: nn.Module) -> None:
-    """Refuses layers that a forward tells apart by their place in the list, as transformers do.
+    """Refuses layers whose forward depends on their index in the list, as in some transformers.
 
     Raises:
-        RequestError: with the kinds.
+        RequestError: with the kinds of layers.
     """
     kinds = sorted(set(getattr(model.config, "layer_types", None) or ()))
     if len(kinds) > 1:
         raise RequestError(
-            f"the layers of a {type(model).__name__} are of the kinds {', '.join(kinds)}",
+            f"the layers of a {type(model).__name__} have the types {', '.join(kinds)}",
             where="parallel.pipeline",
-            rule="a stage counts its own layers, so that all must be of one kind",
+            rule="a stage numbers its own layers from 0, so all must be of one type",
             remedy="use parallel.shard instead of parallel.pipeline",
         )
 
@@ -331,7 +331,7 @@ def refuse_idle(
         raise RequestError(
             f"all layers of pipeline rank {idle[0]} are frozen",
             where="parallel.pipeline",
-            rule="each rank trains something",
+            rule="each pipeline rank has parameters to train",
             remedy="use fewer pipeline ranks, or unfreeze some of its layers",
         )
 
@@ -339,7 +339,7 @@ def refuse_idle(
 def keep_stages(
     model: nn.Module, plan: PipelinePlan, runs: Sequence[range], stages: Sequence[int]
 ) -> None:
-    """Leaves only the layers of some stages, in place; blocks keep their numbers."""
+    """Removes all layers but those of some stages, in place; blocks keep their numbers."""
     kept = {str(index) for stage in stages for index in runs[stage]}
     blocks = model.get_submodule(plan.blocks)
     for name in list(blocks._modules):
@@ -353,7 +353,7 @@ def keep_stages(
 
 
 def copied_along(model: nn.Module, plan: PipelinePlan) -> nn.Module:
-    """A copy of a module whose children are the same, but for those that hold what a plan names."""
+    """A copy of a module that shares all children but the ancestors of what a plan names."""
     copied = _shallow(model)
     names = (f"{plan.blocks}.0", *plan.others)
     holders = {
@@ -376,11 +376,11 @@ def _shallow(module: nn.Module) -> nn.Module:
 
 
 class StageReplicas:
-    """Copies of a stage: their gradients are summed once a window, after its last backward.
+    """Replicas of a stage: sums their gradients once per window, after its last backward.
 
     Args:
         model: of one stage.
-        group: the ranks that hold its copies.
+        group: the ranks that hold its replicas.
     """
 
     def __init__(self, model: nn.Module, group: dist.ProcessGroup) -> None:
@@ -394,14 +394,14 @@ class StageReplicas:
         """Leaves the sums in `.grad`.
 
         Raises:
-            ModelError: a parameter took no part in the loss; another copy may wait for its sum.
+            ModelError: a parameter was not used by the loss; another replica may wait for its sum.
         """
         idle = [name for name, parameter in self._trained.items() if parameter.grad is None]
         if idle:
             raise ModelError(
-                "a parameter took no part in the loss: the gradients of the copies were not summed",
+                "a parameter was not used by the loss: the replicas' gradients were not summed",
                 where=", ".join(idle[:MOST_NAMED]),
-                rule="copies sum the gradients of all parameters once a window",
+                rule="replicas sum the gradients of all parameters once per window",
                 remedy="freeze what is not used (model.frozen)",
             )
         gradients = [p.grad for p in self._trained.values() if p.grad is not None]
@@ -414,22 +414,22 @@ class StageReplicas:
 
 
 def keep_own_stages(model: nn.Module, wishes: Any, mesh: Mesh) -> StagePlan | None:
-    """Takes away the layers of other stages, where the mesh has any; see `remove_other_stages`.
+    """Removes the layers of other stages, if the mesh has any; see `remove_other_stages`.
 
     Args:
         wishes: see `layout.Wishes`.
 
     Raises:
-        RequestError: the model, or the rest of the layout, cannot be spread over stages.
+        RequestError: the model, or the rest of the layout, does not support stages.
     """
     if mesh.sizes.pipeline == 1:
         return None
     refuse_split_backward(wishes, mesh)
     if wishes.section.unused_parameters == "find":
         raise RequestError(
-            "parallel.unused_parameters is find, and the layers lie on several ranks",
+            "parallel.unused_parameters is find, and parallel.pipeline is above 1",
             where="parallel.unused_parameters",
-            rule="copies of a stage sum the gradients of all its parameters",
+            rule="replicas of a stage sum the gradients of all its parameters",
             remedy="leave it out, and freeze what is not used (model.frozen)",
         )
     order = PipelineOrder.of(wishes.section, mesh.sizes.pipeline)
@@ -438,7 +438,7 @@ def keep_own_stages(model: nn.Module, wishes: Any, mesh: Mesh) -> StagePlan | No
 
 
 def refuse_split_backward(wishes: Any, mesh: Mesh) -> None:
-    """Refuses what the zero-bubble schedule, which splits each backward, cannot be combined with.
+    """Refuses what cannot be combined with zero-bubble, which splits each backward in two.
 
     Raises:
         RequestError: with another schedule, or another option.
@@ -450,15 +450,14 @@ def refuse_split_backward(wishes: Any, mesh: Mesh) -> None:
         raise RequestError(
             "train.compile is blocks, and the schedule is zero-bubble",
             where="train.compile",
-            rule="a compiled backward cannot be split into that for inputs and that for weights",
+            rule="a compiled backward cannot be split into input gradients and weight gradients",
             remedy="use train.compile=off, or parallel.pipeline_schedule=1f1b",
         )
     if wishes.memory.recompute != "none":
         raise RequestError(
             f"memory.recompute is {wishes.memory.recompute}, and the schedule is zero-bubble",
             where="memory.recompute",
-            rule="the backward for the weights goes weight by weight, and each of them would "
-            "compute its block again",
+            rule="weight gradients are computed one by one; each would recompute its block again",
             remedy="use parallel.pipeline_schedule=1f1b, or memory.recompute=none",
         )
     is_sharded = sizes.shard > 1 or (sizes.tensor > 1 and sizes.replicate > 1)
@@ -466,6 +465,6 @@ def refuse_split_backward(wishes: Any, mesh: Mesh) -> None:
         raise RequestError(
             f"parallel.shards is {section.shards}, and the schedule is zero-bubble",
             where="parallel.shards",
-            rule="between the halves of a backward its stage stays whole",
+            rule="a stage stays gathered between the two parts of its backward",
             remedy="use parallel.shards=optimizer, or parallel.pipeline_schedule=1f1b",
         )

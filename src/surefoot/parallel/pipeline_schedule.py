@@ -1,5 +1,6 @@
-"""In which order micro-batches pass the stages: which stages a rank holds, how long ranks idle, and
-torch's schedule for it. It holds no model.
+"""Pipeline schedules: the stages of each rank, the idle fraction, and torch's implementation.
+
+Holds no model.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ STAGES_PER_RANK: Final[dict[Kind, int]] = {
     "interleaved": 2,
     "zero-bubble": 1,
 }
-"""Where `stages_per_rank` is `as-schedule`."""
+"""Used if `stages_per_rank` is `as-schedule`."""
 ONE_STAGE: Final = ("gpipe", "1f1b")
 
 
 @dataclass(frozen=True)
 class PipelineOrder:
-    """A schedule over ranks, before any process group is there.
+    """A schedule over a number of ranks; needs no process group.
 
     Args:
         kind: name of the schedule.
         num_ranks: along the pipeline axis.
-        stages_per_rank: stages that each of them holds.
+        stages_per_rank: number of stages per rank.
     """
 
     kind: Kind
@@ -43,7 +44,7 @@ class PipelineOrder:
         """The schedule that a recipe asks for.
 
         Raises:
-            RequestError: the schedule does not take so many stages a rank.
+            RequestError: the schedule does not support that many stages per rank.
         """
         kind, asked = section.pipeline_schedule, section.stages_per_rank
         number = STAGES_PER_RANK[kind] if asked == "as-schedule" else int(asked)
@@ -51,7 +52,7 @@ class PipelineOrder:
             raise RequestError(
                 f"parallel.stages_per_rank is {number}, and the schedule is {kind}",
                 where="parallel.stages_per_rank",
-                rule=f"{kind} takes one stage on each rank",
+                rule=f"{kind} has one stage per rank",
                 remedy="leave it out, or use parallel.pipeline_schedule=interleaved",
             )
         return cls(kind, num_ranks, number)
@@ -61,7 +62,7 @@ class PipelineOrder:
         return self.num_ranks * self.stages_per_rank
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """The stages of one rank of the axis, in the order of the model."""
+        """The stages of one rank of the axis, in model order."""
         return tuple(range(rank, self.num_stages, self.num_ranks))
 
     def rank_of(self, stage: int) -> int:
@@ -69,7 +70,7 @@ class PipelineOrder:
         return stage % self.num_ranks
 
     def takes(self, num_micro_batches: int) -> bool:
-        """Whether the schedule itself can run a window of so many micro-batches."""
+        """Whether the schedule supports a window of this many micro-batches."""
         if self.kind == "1f1b":
             return num_micro_batches >= self.num_stages
         if self.kind == "gpipe":
@@ -77,10 +78,10 @@ class PipelineOrder:
         return num_micro_batches % max(1, num_micro_batches // self.num_ranks) == 0
 
     def check_window(self, num_micro_batches: int) -> None:
-        """Refuses windows that the schedule cannot run; short last ones are never refused.
+        """Refuses window lengths that the schedule does not support; a short last one is accepted.
 
         Raises:
-            RequestError: with the nearest length that it takes.
+            RequestError: with the nearest supported length.
         """
         if self.takes(num_micro_batches):
             return
@@ -88,7 +89,7 @@ class PipelineOrder:
         needs = (
             f"at least as many micro-batches as stages ({self.num_stages})"
             if self.kind == "1f1b"
-            else f"micro-batches in as many equal rounds as {self.num_ranks} goes into them"
+            else f"micro-batches in equal rounds of a size that {self.num_ranks} goes into them"
         )
         raise RequestError(
             f"a window of {num_micro_batches} micro-batches, and the schedule is {self.kind}",
@@ -98,18 +99,18 @@ class PipelineOrder:
         )
 
     def bubble_fraction(self, num_micro_batches: int) -> float:
-        """Part of an update's forward and backward in which a rank idles, in [0, 1).
+        """Fraction of an update's forward and backward in which a rank idles, in [0, 1).
 
-        With p ranks, m micro-batches and v stages a rank, where all stages take equally long and
-        both halves of a backward (for the input, for the weights) as long as a forward:
+        For p ranks, m micro-batches and v stages per rank, if all stages take equally long and both
+        parts of a backward (input gradients, weight gradients) as long as a forward:
 
         - GPipe (Huang et al. 2019, section 2.3) and 1F1B: (p - 1) / (m + p - 1);
         - interleaved (Narayanan et al. 2021, section 2.2.2; there over the ideal time, here over
-          all of it): (p - 1) / (v m + p - 1) for m >= p; each of the v passes takes p steps at
-          least;
+          the total): (p - 1) / (v m + p - 1) for m >= p; each of the v passes takes at least p
+          steps;
         - zero-bubble, ZB-H1 (Qi et al. 2024, "Zero Bubble Pipeline Parallelism", section 2.3) with
-          v stages: a third of the idle time, (p - 1) / (3 v m + p - 1) for m >= p, and no less
-          than that for fewer.
+            v stages: a third of the idle time, (p - 1) / (3 v m + p - 1) for m >= p, and at least
+            that for fewer.
 
         >>> round(PipelineOrder("1f1b", 4, 1).bubble_fraction(8), 3)
         0.273
@@ -127,14 +128,14 @@ class PipelineOrder:
     def schedule(self, stages: Sequence[Any], num_micro_batches: int, loss: Any) -> Any:
         """Torch's schedule over the stages of this rank.
 
-        A short window that the schedule itself does not take runs all forwards, then all
-        backwards: where it is shorter than the pipeline, that keeps no more activations.
+        A short window that the schedule does not support runs all forwards, then all backwards;
+        since it is shorter than the pipeline, this keeps no more activations.
 
         Args:
-            stages: torch's, of this rank.
-            loss: `(output, target) -> loss` of one micro-batch; None for a forward alone.
+            stages: torch's stages of this rank.
+            loss: `(output, target) -> loss` of one micro-batch; None for a forward only.
         """
-        # It brings the compiler along, and takes a second: only where there are stages.
+        # Imports the compiler, which takes a second: only if there are stages.
         from torch.distributed.pipelining import schedules
 
         options: dict[str, Any] = {
@@ -155,13 +156,13 @@ class PipelineOrder:
 
 
 def run_schedule(schedule: Any, num_micro_batches: int) -> None:
-    """Runs all micro-batches; each stage knows which one is next.
+    """Runs all micro-batches; each stage tracks which one is next.
 
     Raises:
-        Exception: what a stage raised, without the words that torch puts around it.
+        Exception: what a stage raised, without torch's wrapper.
     """
     try:
-        # What torch hands to the loss: the number of the micro-batch.
+        # Passed to the loss by torch: the index of the micro-batch.
         schedule.step(target=torch.arange(num_micro_batches))
     except RuntimeError as error:
         if error.__cause__ is not None:

@@ -1,7 +1,7 @@
-"""The ranks of a run as its control sees them: host values, agreed on by all, with a deadline.
+"""The ranks of a run as its control sees them: exchange of host values, with a deadline.
 
-Nothing here touches a tensor of the model or a device, and nothing is pickled. Numbers of the
-update itself (denominators, norms) travel through `collectives`.
+Touches no tensor of the model and no device, and pickles nothing. Numbers of the update itself
+(denominators, norms) go through `collectives`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from surefoot.parallel.lost import Failure, How, claim, first_failure, named, of
 from surefoot.parallel.torch_private import default_store
 
 POLL_SECONDS = 0.002
-"""First pause between two looks for a missing answer; it doubles up to `MAX_POLL_SECONDS`."""
+"""First pause between two polls for a missing answer; doubles up to `MAX_POLL_SECONDS`."""
 MAX_POLL_SECONDS = 0.1
 
 
@@ -34,7 +34,7 @@ class Ranks(Protocol):
     def size(self) -> int: ...
 
     def gather(self, what: str, value: Any) -> list[Any]:
-        """Every rank's JSON value, in the order of the ranks, on every rank.
+        """Every rank's JSON value, in rank order, on every rank.
 
         Every rank calls it at the same point of the run with the same `what`.
 
@@ -44,7 +44,7 @@ class Ranks(Protocol):
         ...
 
     def channel(self, name: str) -> Ranks:
-        """The same ranks, whose meetings never mix with those here: for another thread."""
+        """The same ranks with separate exchanges: for another thread."""
         ...
 
 
@@ -63,17 +63,17 @@ class OneRank:
 
 
 class StoreRanks:
-    """Ranks that meet in the key-value store of the process group.
+    """Ranks that exchange values through the key-value store of the process group.
 
-    A store, unlike a collective, says who is missing: each rank leaves its answer under its own
-    key, and the others look for it.
+    Unlike a collective, a store shows who is missing: each rank writes its answer under its own
+    key, and the others poll for it.
 
     Args:
         store: shared by all ranks, such as a `torch.distributed.TCPStore`.
         rank: of this process.
-        size: how many ranks there are.
+        size: number of ranks.
         deadline_seconds: longest wait for the slowest rank.
-        name: of this channel; meetings of two channels never mix.
+        name: of this channel; exchanges of two channels never mix.
     """
 
     def __init__(
@@ -92,11 +92,11 @@ class StoreRanks:
         self._count = 0
 
     def channel(self, name: str) -> StoreRanks:
-        """Ranks that meet under keys of their own in the same store."""
+        """The same ranks under other keys of the store."""
         return StoreRanks(self._store, self.rank, self.size, self._deadline_seconds, name)
 
     def gather(self, what: str, value: Any) -> list[Any]:
-        """Leaves this rank's answer in the store and collects those of all."""
+        """Writes this rank's answer to the store and collects those of all."""
         self._count += 1
         self._store.set(self._key(self._count, self.rank), json.dumps([what, value]))
         self._wait(what)
@@ -104,7 +104,7 @@ class StoreRanks:
             json.loads(self._store.get(self._key(self._count, rank))) for rank in range(self.size)
         ]
         if self._count > 1:
-            # Whoever has answered this time has read all answers of the time before.
+            # Whoever has answered now has read all answers of the exchange before.
             self._store.delete_key(self._key(self._count - 1, self.rank))
         self._refuse_other_places(what, [answer[0] for answer in answers])
         return [answer[1] for answer in answers]
@@ -147,7 +147,7 @@ class StoreRanks:
 
 
 def any_of(ranks: Ranks, what: str, flag: bool) -> bool:
-    """Whether any rank says yes; the same answer on all."""
+    """Whether any rank passed True; the same answer on all."""
     return any(ranks.gather(what, flag))
 
 
@@ -157,7 +157,7 @@ def from_first(ranks: Ranks, what: str, value: Any) -> Any:
 
 
 def world_ranks(deadline_seconds: float = 300.0) -> Ranks:
-    """The ranks of the default process group; one where there is none."""
+    """The ranks of the default process group; `OneRank` if there is none."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return OneRank()
     if (watch := lookout.current()) is not None:

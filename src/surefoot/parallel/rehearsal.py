@@ -1,7 +1,7 @@
-"""A layout of any number of ranks, built without them: what each would hold, and whether it fits.
+"""Builds a layout of any number of ranks in one process: what each rank holds, and whether it fits.
 
-The model has shapes and no memory, and the process group is torch's fake one, whose collectives do
-nothing. Everything that refuses a layout on real ranks refuses it here. Nothing is computed.
+The model is on the meta device, and the process group is torch's fake one. Everything that refuses
+a layout on real ranks refuses it here. Nothing is computed.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ META = torch.device("meta")
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank holds of a model in training, activations apart."""
+    """Bytes that one rank holds of a model in training, without activations."""
 
     rank: int
     coordinates: Mapping[str, int]
-    """Where it stands along each axis of more than one rank."""
+    """Its coordinate along each axis of more than one rank."""
     shapes: Mapping[str, tuple[int, ...]]
-    """Of the part of each parameter on this rank, by name."""
+    """Shape of the local shard of each parameter, by name."""
     parameter_bytes: int
-    """Between updates."""
+    """Parameters, between updates."""
     gradient_bytes: int
-    """At the end of a window."""
+    """Gradients, at the end of a window."""
     optimizer_bytes: int
-    """Moments of the optimizer."""
+    """Optimizer moments."""
     gathered_bytes: int
-    """The most that is whole at a time within a window, and cut again: of parameters, and of
-    gradients that are reduced at its end."""
+    """Largest amount gathered at one time within a window: parameters, and gradients that are
+    reduced at its end."""
 
     @property
     def total_bytes(self) -> int:
@@ -55,7 +55,7 @@ class Share:
 
 @dataclass(frozen=True)
 class FakeRank:
-    """One of many ranks that are not there: whatever is asked of all, it alone answers."""
+    """One of many ranks that do not exist: its own answer stands for that of all."""
 
     rank: int
     size: int
@@ -69,16 +69,16 @@ class FakeRank:
 
 @contextmanager
 def fake_ranks(num_ranks: int, rank: int) -> Iterator[FakeRank]:
-    """Inside, this process is one of so many ranks; the others are not there.
+    """Context manager in which this process acts as one of `num_ranks` ranks.
 
     Raises:
         RequestError: this process is a rank of a real group.
     """
     if dist.is_initialized():
         raise RequestError(
-            "a layout is rehearsed by a process that is a rank already",
+            "a layout cannot be rehearsed by a process that is a rank already",
             where="layout",
-            rule="the fake process group takes the place of the real one",
+            rule="the fake process group replaces the default one",
             remedy="call it from one process, without a launcher",
         )
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -97,15 +97,15 @@ def rehearse(
     optimizer: OptimizerSection,
     rank: int,
 ) -> Share:
-    """Lays a model out as on one rank of many.
+    """Lays out a model as on one rank of many, without memory.
 
     Args:
-        make_model: makes it anew; its tensors are made without memory.
-        sizes: of the whole mesh.
-        rank: which one.
+        make_model: creates it; its tensors are created on the meta device.
+        sizes: of the full mesh.
+        rank: which one to lay out.
 
     Raises:
-        RequestError: the model cannot be laid out so.
+        RequestError: the model does not support the layout.
     """
     with torch.device(META):
         model = make_model()
@@ -128,21 +128,21 @@ def rehearse(
 
 
 def moments_of(section: OptimizerSection) -> int:
-    """Numbers that an optimizer keeps for each parameter."""
+    """Number of values that an optimizer keeps per parameter element."""
     if isinstance(section, SGDSection):
         return int(section.momentum != 0)
     return 2
 
 
 def sampled_ranks(sizes: MeshSizes) -> list[int]:
-    """The first and the last rank of each stage of the pipeline: what all others are like."""
+    """The first and last rank of each pipeline stage, which represent all others."""
     per_stage = sizes.num_ranks // sizes.pipeline
     starts = range(0, sizes.num_ranks, per_stage)
     return sorted({rank for start in starts for rank in (start, start + per_stage - 1)})
 
 
 def _gathered_bytes(model: nn.Module, wishes: Wishes) -> int:
-    """What shards give up again: whole, less the part that the rank keeps."""
+    """Largest gathered size less the local shards, in bytes."""
     units = [module for module in model.modules() if hasattr(module, "reshard")]
     if not units:
         return 0
@@ -152,7 +152,7 @@ def _gathered_bytes(model: nn.Module, wishes: Wishes) -> int:
     )
     match wishes.section.shards:
         case "parameters":
-            # One block computes while the next is gathered; the root's own stay whole.
+            # One block computes while the next is gathered; the root's parameters stay gathered.
             return of_root + sum(sorted(of_blocks)[-2:])
         case "gradients":
             return of_root + sum(of_blocks)
@@ -161,7 +161,7 @@ def _gathered_bytes(model: nn.Module, wishes: Wishes) -> int:
 
 
 def _own_parameters(unit: nn.Module, units: Sequence[nn.Module]) -> Iterator[Tensor]:
-    """Parameters that a unit gathers itself: not those of units within it."""
+    """Parameters that an FSDP unit gathers itself: without those of nested units."""
     inner = {
         id(parameter)
         for other in units
@@ -172,7 +172,7 @@ def _own_parameters(unit: nn.Module, units: Sequence[nn.Module]) -> Iterator[Ten
 
 
 def _whole_bytes(parameter: Any) -> int:
-    """Of the tensor as one rank computes with it: cut along every axis but `shard`."""
+    """Bytes of a tensor as one rank computes with it: gathered along `shard` only."""
     if not isinstance(parameter, DTensor):
         return _bytes(parameter)
     names = parameter.device_mesh.mesh_dim_names or ()

@@ -1,8 +1,8 @@
-"""Attention over parts of sequences: keys and values go around the ranks in a ring.
+"""Ring attention over parts of sequences: keys and values are passed around the ranks.
 
-Each rank keeps the queries of its own places. Keys and values of one part after the other pass by
-(Liu et al. 2023, arXiv 2310.01889); what they give is joined by the logarithms of the sums of the
-weights, as flash attention joins blocks (Dao 2023, arXiv 2307.08691, 3.1). The next part travels
+Each rank keeps the queries of its own positions. The keys and values of one part after the other
+pass by (Liu et al. 2023, arXiv 2310.01889); partial results are merged with the log-sum-exp of the
+scores, as flash attention merges blocks (Dao 2023, arXiv 2307.08691, 3.1). The next part is sent
 while this one is computed. No heads are exchanged, so their number need not divide.
 """
 
@@ -23,7 +23,7 @@ _aten = torch.ops.aten
 
 
 class Ring:
-    """The ranks with the parts of the same sequences, each sending to the next.
+    """The ranks that hold parts of the same sequences, each sending to the next.
 
     Args:
         group: the ranks, in the order of the parts.
@@ -35,7 +35,7 @@ class Ring:
         self.size = group.size()
 
     def parts(self, own: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Whose and what, this rank's first; the next travels while one is worked on."""
+        """(source rank, part) pairs, this rank's own first; the next is received meanwhile."""
         for turn in range(self.size):
             is_last = turn == self.size - 1
             coming = None if is_last else self.pass_on(own)
@@ -44,7 +44,7 @@ class Ring:
                 own = coming()
 
     def pass_on(self, own: Tensor) -> Callable[[], Tensor]:
-        """Sends to the next rank; what is returned waits for that of the rank before."""
+        """Starts sending to the next rank; the returned function waits for the previous rank's."""
         came = torch.empty_like(own)
         after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         works = dist.batch_isend_irecv(
@@ -63,21 +63,21 @@ class Ring:
 
 
 def pass_around(module: nn.Module, ring: Ring) -> None:
-    """Lets the attention of a module see all places, in place; its name stays.
+    """Replaces the attention of a module by ring attention, in place; its name stays.
 
     Args:
-        module: takes query, key, value [B, H, s, D] of this rank's places and a mask of all of them
-            [B, 1, S, S] (true where a place may look; None: at itself and before).
+        module: takes query, key, value [B, H, s, D] of this rank's positions and a mask of all
+            positions [B, 1, S, S] (True where a position may attend; None: causal).
 
     Raises:
-        RequestError: it drops weights of attention.
+        RequestError: it uses attention dropout.
     """
     dropout = getattr(module, "dropout", 0.0)
     if dropout:
         raise RequestError(
-            f"the ring exchanges keys and values, and attention drops {dropout:g} of its weights",
+            f"the ring exchanges keys and values, and attention dropout is {dropout:g}",
             where="parallel.context_exchange",
-            rule="which weights are dropped would depend on how the sequence is cut",
+            rule="which attention weights are dropped would depend on how the sequence is split",
             remedy="use parallel.context_exchange=all-to-all, or no dropout in attention",
         )
 
@@ -121,7 +121,7 @@ class _RingAttention(torch.autograd.Function):
         ends = (gradient.contiguous(), result, log_sum, context.seeds)
         own = torch.stack((key, value))
         of_query = torch.zeros_like(query, dtype=part.sum_dtype)
-        # The gradient of each part travels with it and comes home after a whole round.
+        # The gradient of each part travels with it and is back home after a full round.
         of_pairs = torch.zeros_like(own, dtype=part.sum_dtype)
         with torch.autocast(query.device.type, enabled=False):
             for source, pairs in ring.parts(own):
@@ -136,7 +136,7 @@ class _RingAttention(torch.autograd.Function):
 
 
 class _VisibleKeys:
-    """What the places of one part see of another."""
+    """Which positions of one part may attend to which of another."""
 
     def __init__(self, own: int, source: int, mask: Tensor | None, length: int) -> None:
         self.is_own = own == source
@@ -146,7 +146,7 @@ class _VisibleKeys:
         self._source = slice(source * length, (source + 1) * length)
 
     def hidden(self, scores: Tensor) -> Tensor:
-        """`scores` [B, H, s, s] with minus infinity where a place may not look."""
+        """`scores` [B, H, s, s] with minus infinity where attention is masked."""
         if self._mask is not None:
             return scores.masked_fill(~self._mask[:, :, self._own, self._source], -math.inf)
         if self.is_own:
@@ -156,7 +156,7 @@ class _VisibleKeys:
 
 
 class _Products:
-    """A part by plain products of matrices: on any device, with any mask; scores are held."""
+    """Attention on one part by matrix products: any device, any mask; materializes scores."""
 
     def __init__(self, query: Tensor) -> None:
         self.sum_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
@@ -190,7 +190,7 @@ class _Products:
 
 
 class _Flash:
-    """A part by torch's flash attention, whose backward takes the joined result and sums."""
+    """Attention on one part by torch's flash attention; its backward takes the merged result."""
 
     sum_dtype = torch.float32
 
@@ -224,7 +224,7 @@ class _Flash:
 
 
 MOST_FLASH_WIDTH = 256
-"""Widest head that torch's flash attention takes; its width is a multiple of 8."""
+"""Largest head dim of torch's flash attention; must be a multiple of 8."""
 
 
 def _part_for(query: Tensor, mask: Tensor | None) -> _Products | _Flash:
@@ -237,16 +237,16 @@ def _part_for(query: Tensor, mask: Tensor | None) -> _Products | _Flash:
 
 
 def _grouped(query: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
-    """Key and value [B, H, s, D] with a head for each of the query's."""
+    """Keys and values [B, H, s, D], repeated to one head per query head."""
     key, value = pairs.repeat_interleave(query.shape[1] // pairs.shape[2], dim=2)
     return key, value
 
 
 def _ungrouped(gradient: Tensor, like: Tensor) -> Tensor:
-    """The gradient of [B, H, s, D] for the heads that were repeated."""
+    """The gradient [B, H, s, D] summed over repeated heads."""
     return gradient.unflatten(1, (like.shape[1], -1)).sum(2)
 
 
 def _share(logs: Tensor, log_sums: Tensor) -> Tensor:
-    """`exp(logs - log_sums)`; 0 where nothing was visible at all."""
+    """`exp(logs - log_sums)`; 0 where both are minus infinity."""
     return (logs - torch.where(log_sums == -math.inf, 0.0, log_sums)).exp()

@@ -1,4 +1,4 @@
-"""How large parameters are. Counts; looks at no value."""
+"""Sizes of parameters. Reads shapes, no values."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch import nn
 
 @dataclass(frozen=True)
 class ParameterSizes:
-    """Of some parameters of a model, each tied one once."""
+    """Of some parameters of a model; tied parameters count once."""
 
     num_elements: int = 0
     num_trained: int = 0
-    """Of these, elements that are trained."""
+    """Number of trained elements."""
     num_bytes: int = 0
 
     @classmethod
     def of(cls, model: nn.Module) -> ParameterSizes:
-        """Of all parameters that a module holds."""
+        """Of all parameters of a module."""
         parameters = list(model.parameters())
         return cls(
             sum(p.numel() for p in parameters),

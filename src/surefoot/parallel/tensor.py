@@ -1,7 +1,7 @@
-"""Cuts the layers of a model along the tensor axis, as its plan says, by torch's own styles.
+"""Tensor parallelism: shards the layers of a model along the tensor axis, with torch's own styles.
 
-Every parameter becomes a DTensor of one mesh, so that an optimizer can step all of them together.
-The numbers are those of the whole model but for the order of sums.
+Every parameter becomes a DTensor of one mesh, so that one optimizer can step all of them. Results
+equal those of the unsharded model up to the order of sums.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from surefoot.core.plans import TensorPlan, TensorStyle, plan_for
 
 
 class HeldWhole(ParallelStyle):
-    """Every rank holds all of a layer; its inputs lie as `placement` says.
+    """Every rank holds the full layer; its inputs are laid out as `placement` says.
 
     Args:
-        placement: `Replicate()` for the same input on every rank, `Shard(dim)` for parts of one.
+        placement: `Replicate()` for the same input on every rank, `Shard(dim)` for parts of it.
     """
 
     def __init__(self, placement: Placement) -> None:
@@ -46,7 +46,7 @@ class HeldWhole(ParallelStyle):
         def gather(_: nn.Module, output: Any, mesh: DeviceMesh) -> Any:
             return output.to_local()
 
-        # Without a rule of its own, a parameter is replicated.
+        # Parameters without a rule of their own are replicated.
         return distribute_module(
             module,
             device_mesh,
@@ -56,7 +56,7 @@ class HeldWhole(ParallelStyle):
 
 
 class TensorParallel:
-    """A model that is cut along the tensor axis and not sharded besides."""
+    """Gradient sync of a model that is sharded along the tensor axis only."""
 
     def __init__(self, model: nn.Module) -> None:
         self._parameters = tuple(model.parameters())
@@ -65,7 +65,7 @@ class TensorParallel:
         return nullcontext()
 
     def finish(self) -> None:
-        """Sums the gradients of what every rank holds whole and computes a part of."""
+        """Sums the gradients of replicated parameters that see only a part of the sequence."""
         for parameter in self._parameters:
             gradient = parameter.grad
             if (
@@ -83,12 +83,12 @@ def parallelize_layers(
     sequence_parallel: bool,
     vocabulary_parallel: bool = False,
 ) -> None:
-    """Cuts a model in place; names stay.
+    """Shards a model in place; names stay.
 
     Args:
         model: on its device.
         mesh: of the tensor axis.
-        sequence_parallel: norms see parts of the sequence (sequence parallel).
+        sequence_parallel: norms work on parts of the sequence.
         vocabulary_parallel: logits stay sharded over the vocabulary; a rank has those of its words.
 
     Raises:
@@ -98,16 +98,16 @@ def parallelize_layers(
     plan = plan_for(layers)
     if plan is None:
         raise RequestError(
-            f"no plan says how a {type(model).__name__} is cut along the tensor axis",
+            f"no plan says how a {type(model).__name__} is sharded along the tensor axis",
             where="parallel.tensor",
             rule="plans are known for our GPT and for transformers' Llama, Qwen and Mistral",
-            remedy="use parallel.shard, which cuts any model",
+            remedy="use parallel.shard, which works for any model",
         )
     if sequence_parallel and not plan.gathered:
         raise RequestError(
-            f"the sequence of a {type(model).__name__} cannot be cut",
+            f"a {type(model).__name__} does not support sequence parallelism",
             where="parallel.cut_sequence",
-            rule=f"the plan of the {plan.name} family says how layers are cut, not sequences",
+            rule=f"the plan of the {plan.name} family shards layers, not sequences",
             remedy="leave parallel.cut_sequence out",
         )
     check_sizes(model, plan, mesh.size())
@@ -124,14 +124,14 @@ def parallelize_layers(
 
 
 def layers_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The layers that hold parameters of their own."""
+    """The layers with parameters of their own."""
     for name, module in model.named_modules():
         if any(True for _ in module.parameters(recurse=False)):
             yield name, module
 
 
 def shared_parameters(model: nn.Module) -> dict[str, str]:
-    """Further names of tensors that have several (tied weights), with the first."""
+    """Further names of tied parameters, with the first name of each."""
     first: dict[int, str] = {}
     aliases = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -144,7 +144,7 @@ def shared_parameters(model: nn.Module) -> dict[str, str]:
 def style_of(
     style: TensorStyle | None, sequence_parallel: bool, vocabulary_parallel: bool = False
 ) -> ParallelStyle:
-    """The style of torch's that a plan's style stands for."""
+    """The torch style for a plan's style."""
     between: Placement = Shard(1) if sequence_parallel else Replicate()
     match style:
         case TensorStyle.VOCABULARY:
@@ -165,7 +165,7 @@ def style_of(
 
 
 def gathering(model: nn.Module, plan: TensorPlan) -> Iterator[tuple[str, int]]:
-    """Modules that need the whole sequence, with how many inputs they take."""
+    """Modules that need the full sequence, with their number of inputs."""
     for name, _ in model.named_modules():
         for pattern, num_inputs in plan.gathered.items():
             if name.count(".") == pattern.count(".") and fnmatchcase(name, pattern):
@@ -173,7 +173,7 @@ def gathering(model: nn.Module, plan: TensorPlan) -> Iterator[tuple[str, int]]:
 
 
 def gathered_input(num_inputs: int) -> ParallelStyle:
-    """Gathers the sequence of a module's first input; the others are whole."""
+    """Gathers the sequence of a module's first input; other inputs are replicated."""
     others = (None,) * (num_inputs - 1)
     return PrepareModuleInput(
         input_layouts=(Shard(1), *others), desired_input_layouts=(Replicate(), *others)
@@ -184,7 +184,7 @@ def check_sizes(model: nn.Module, plan: TensorPlan, num_ranks: int) -> None:
     """Refuses an axis that does not divide heads, width or vocabulary.
 
     Raises:
-        RequestError: with the numbers and the nearest axis that does.
+        RequestError: with the numbers and the nearest valid size.
     """
     config: Any = getattr(model, "config", None)
     sizes = {name: getattr(config, name) for name in plan.sizes if hasattr(config, name)}
@@ -199,6 +199,6 @@ def check_sizes(model: nn.Module, plan: TensorPlan, num_ranks: int) -> None:
         raise RequestError(
             f"parallel.tensor = {num_ranks} does not divide {', '.join(broken)}",
             where="parallel.tensor",
-            rule="each rank has as many heads, hidden units and words as the others",
+            rule="each rank has the same number of heads, hidden units and vocabulary entries",
             remedy=f"use parallel.tensor={nearest}",
         )

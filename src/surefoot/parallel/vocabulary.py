@@ -1,8 +1,8 @@
-"""Scores that stay cut over the vocabulary: the loss of next tokens without gathering them.
+"""Vocabulary-parallel logits: next-token loss without gathering them.
 
-Along the tensor axis each rank has the scores of its own words. What travels is a few numbers a
-place: the largest score, the sum of exponentials, the score of the expected word (Megatron-LM,
-Shoeybi et al. 2019, section 3). Labels are shifted elsewhere, and nothing here divides.
+Along the tensor axis each rank has the logits of its own vocabulary entries. Ranks exchange a few
+numbers per position: the largest logit, the sum of exponentials, the logit of the target
+(Megatron-LM, Shoeybi et al. 2019, section 3). Labels are shifted elsewhere; divides nothing.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from surefoot.tasks.scoring import Places, scores_of
 
 @dataclass(frozen=True)
 class VocabularyParallelScores:
-    """Scores of a model whose output layer gives each rank those of its own words.
+    """Logits of a model whose output layer gives each rank those of its own vocabulary entries.
 
     Args:
-        group: the ranks with the other words of the same places.
-            Each has as many words as the others, in the order of the ranks.
+        group: the ranks with the other vocabulary entries of the same positions.
+            Each holds the same number of entries, in rank order.
     """
 
     group: dist.ProcessGroup
@@ -46,10 +46,10 @@ class VocabularyParallelScores:
         scores = scores_of(model, places)
         if scores.dim() != 3 or scores.shape[:2] != places.expected.shape:
             raise ModelError(
-                f"the model returned scores of shape {list(scores.shape)}",
+                f"the model returned logits of shape {list(scores.shape)}",
                 where="parallel.cut_logits",
-                rule=f"scores of every place, {[*places.expected.shape]}, for this rank's words",
-                remedy="return the scores of all places, not of the last one",
+                rule=f"logits of all positions, {[*places.expected.shape]}, of this rank",
+                remedy="return the logits of all positions, not of the last one",
             )
         return scores
 
@@ -57,23 +57,23 @@ class VocabularyParallelScores:
 def vocabulary_parallel_cross_entropy_sum(
     scores: Tensor, expected: Tensor, group: dist.ProcessGroup
 ) -> Tensor:
-    """Cross-entropy of the expected words, summed over the places that count.
+    """Cross-entropy of the targets, summed over the positions that count.
 
     Args:
-        scores: [B, S, V / ranks], of this rank's words; widened to float32 first.
-        expected: [B, S], words of all ranks; `IGNORE_INDEX` where none counts.
-        group: the ranks with the other words.
+        scores: logits [B, S, V / ranks] of this rank's entries; converted to float32 first.
+        expected: target ids [B, S] over the full vocabulary; `IGNORE_INDEX` where none counts.
+        group: the ranks with the other vocabulary entries.
 
     Returns:
-        0-dim, the same on every rank. Its gradient is that of this rank's scores.
+        0-dim, the same on every rank. Its gradient is with respect to this rank's logits.
     """
     rows = widened(scores.flatten(0, -2))
-    result: Tensor = _CutCrossEntropy.apply(rows, expected.flatten(), group)
+    result: Tensor = _VocabularyParallelCrossEntropy.apply(rows, expected.flatten(), group)
     return result
 
 
-class _CutCrossEntropy(torch.autograd.Function):
-    """`log sum exp(x) - x[y]` over all ranks' words; backward `softmax(x) - one_hot(y)`."""
+class _VocabularyParallelCrossEntropy(torch.autograd.Function):
+    """`log sum exp(x) - x[y]` over the full vocabulary; backward `softmax(x) - one_hot(y)`."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, expected: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -102,9 +102,9 @@ class _CutCrossEntropy(torch.autograd.Function):
 def vocabulary_parallel_correct_sum(
     scores: Tensor, expected: Tensor, group: dist.ProcessGroup
 ) -> Tensor:
-    """How many places that count have their word as the highest score over all ranks.
+    """Number of positions that count whose target has the highest logit over all ranks.
 
-    Of equal scores the first word counts. 0-dim int64, the same on every rank.
+    Ties go to the lowest id. 0-dim int64, the same on every rank.
     """
     highest, place = scores.max(dim=-1)
     peak = highest.clone()
@@ -118,7 +118,7 @@ def vocabulary_parallel_correct_sum(
 
 
 def own_words(expected: Tensor, num_own: int, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
-    """Indices into this rank's words (0 where the word is elsewhere), and whether it is here."""
+    """Indices into this rank's entries (0 if the target is elsewhere), and whether it is here."""
     own = expected - dist.get_rank(group) * num_own
     is_here = (own >= 0) & (own < num_own)
     return own * is_here, is_here

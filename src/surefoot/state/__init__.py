@@ -1,1 +1,1 @@
-"""Everything that must survive a run's end, and how it is written, verified and read again."""
+"""The state of a run that a checkpoint keeps, and how it is written, verified and read."""

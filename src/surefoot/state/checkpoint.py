@@ -1,7 +1,7 @@
-"""Checkpoints on disk: which there are, and which is the newest whole one.
+"""Checkpoints on disk: lists them and finds the newest complete one.
 
-Tensors lie in safetensors files, everything else in JSON; no pickle is written or read. A reader
-verifies every digest before anything live is touched.
+Tensors are in safetensors files, everything else in JSON; no pickle is written or read. A reader
+verifies every digest before it changes any live object.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ def write_checkpoint(
     """Writes and publishes one checkpoint; returns its folder. See `commit`.
 
     Raises:
-        CheckpointError: the disk refused; nothing was published and the rest is untouched.
+        CheckpointError: the disk refused; nothing was published and older ones are untouched.
     """
-    with suppress(OSError):  # What is wrong with it, `commit` says; it makes no folder above it.
+    with suppress(OSError):  # `commit` reports errors; parents are not created.
         checkpoints.mkdir(parents=True, exist_ok=True)
     draft = Draft(step, pieces_of(snapshot.tensors), snapshot.values, about, kind)
     return commit(checkpoints, draft, ranks)
 
 
 def read_checkpoint(folder: Path) -> tuple[Manifest, Snapshot]:
-    """Verifies every digest, then opens the checkpoint: its tensors are read when asked for.
+    """Verifies every digest, then opens the checkpoint: tensors are read on access.
 
     Raises:
         CheckpointError: it is damaged, incomplete or not a checkpoint.
@@ -71,15 +71,15 @@ def read_checkpoint(folder: Path) -> tuple[Manifest, Snapshot]:
         raise CheckpointError(
             f"the checkpoint cannot be read: {error}",
             where=str(folder),
-            rule="a checkpoint holds safetensors files and one JSON state",
+            rule="a checkpoint consists of safetensors files and one JSON state",
             remedy=GO_ON_FROM_OLDER,
         ) from error
     return manifest, Snapshot(tensors, values)
 
 
 def list_checkpoints(checkpoints: Path) -> list[Path]:
-    """Published checkpoints, in the order of their steps, damaged ones among them: whole or not,
-    one was published under its name. Unfinished ones have another, and are never listed."""
+    """Published checkpoints in step order, including damaged ones. Unfinished ones have other names
+    and are never listed."""
     if not checkpoints.is_dir():
         return []
     steps = {path: named_step(path.name) for path in checkpoints.iterdir()}
@@ -88,20 +88,20 @@ def list_checkpoints(checkpoints: Path) -> list[Path]:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step that the name of a checkpoint's folder says."""
+    """The step in the name of a checkpoint folder."""
     step = named_step(checkpoint.name)
     if step is None:
-        raise ValueError(f"{checkpoint.name} is no name of a checkpoint")
+        raise ValueError(f"{checkpoint.name} is not the name of a checkpoint")
     return step
 
 
 def newest_whole(
     checkpoints: Path, ranks: Ranks | None = None, *, last_step: float = math.inf
 ) -> tuple[Path, Manifest, Snapshot, list[CheckpointError]]:
-    """The newest checkpoint that verifies on every rank, and what was wrong with the newer ones.
+    """The newest checkpoint that verifies on every rank; reports what is wrong with newer ones.
 
     Args:
-        last_step: checkpoints of later steps are not looked at.
+        last_step: checkpoints of later steps are ignored.
 
     Raises:
         CheckpointError: there is none; every refusal is listed.
@@ -123,17 +123,17 @@ def newest_whole(
         said: list[dict[str, Any]] = ranks.gather(f"verify {name}", seen)
         first = next((answer["error"] for answer in said if "error" in answer), None)
         if first is None and any(answer != said[0] for answer in said):
-            first = "the ranks see different checkpoints of this name: is the folder shared by all?"
+            first = "the ranks see different checkpoints of this name: is the folder shared?"
         if first is None:
             return folder, *read, refused
         refused.append(error or CheckpointError(first, where=f"{folder}, on another rank"))
     raise CheckpointError(
-        "no whole checkpoint was found"
+        "no complete checkpoint was found"
         + (f" at or before step {last_step:g}" if last_step < math.inf else "")
         + "".join(f"\n{error}" for error in refused),
         where=str(checkpoints),
         rule="a resume needs one published, undamaged checkpoint",
-        remedy="start the run anew; nothing is started from scratch in silence",
+        remedy="start a new run; a resume never starts from scratch silently",
     )
 
 

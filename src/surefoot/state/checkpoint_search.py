@@ -1,6 +1,6 @@
-"""Which checkpoints a path means: one by itself, a run's, or those of a folder of checkpoints.
+"""The checkpoints that a path means: a checkpoint, a run's, or those of a folder of checkpoints.
 
-One answer for every verb. Looks only: a reader is not the owner, and puts nothing back.
+One answer for every command. Read-only: a reader does not own the run and restores nothing.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from surefoot.state.manifest import MANIFEST_NAME, Manifest
 from surefoot.state.tree import Snapshot
 
 CHECKPOINTS_NAME = "checkpoints"
-"""In a run folder: where its checkpoints are."""
+"""Folder of the checkpoints in a run folder."""
 
 
 def checkpoints_at(path: Path) -> list[Path]:
-    """The checkpoints that `path` means, oldest first, whole or not; none where it means none."""
+    """The checkpoints that `path` means, oldest first, complete or not; possibly none."""
     if (path / MANIFEST_NAME).is_file() or path in list_checkpoints(path.parent):
         return [path]
     return list_checkpoints(path / CHECKPOINTS_NAME) or list_checkpoints(path)
 
 
 def read_newest(path: Path) -> tuple[Manifest, Snapshot] | None:
-    """The checkpoint at `path`, or the newest whole one of those there; None where there are none.
+    """The checkpoint at `path`, or the newest complete one there; None if there are none.
 
     Raises:
         CheckpointError: it is damaged, or all of them are.

@@ -1,10 +1,10 @@
-"""The commit of a checkpoint: every rank writes beside, all report, one rename publishes.
+"""Commits a checkpoint: every rank writes to a temporary folder, one rename publishes it.
 
-In order, on all ranks alike: agree on the attempt and on who writes what; write the pieces and make
-them durable; report sizes and digests, or what went wrong; rank 0 writes the state and the
-manifest, proves that the run is still its own, renames the folder, and points `latest` at it. What
-goes wrong before the renaming, on any rank, undoes the attempt and is raised on all. A reader sees
-a whole checkpoint or none, and an older one is never touched.
+In order, on all ranks: agree on the attempt and on who writes what; write the pieces and make them
+durable; report sizes and digests, or the error; rank 0 writes the state and the manifest, checks
+that it still owns the run, renames the folder, and points `latest` at it. An error before the
+rename, on any rank, undoes the attempt and is raised on all. A reader sees a complete checkpoint or
+none, and older ones are never touched.
 """
 
 from __future__ import annotations
@@ -44,32 +44,32 @@ TENSOR_SUFFIX = ".safetensors"
 TEMPORARY_SUFFIX = ".tmp"
 REPLACED_SUFFIX = ".replaced.tmp"
 SPARE_BYTES = 1 << 20
-"""Kept free beyond the tensors: the state, the manifest and the logs."""
+"""Free space required beyond the tensors: for the state, the manifest and the logs."""
 OTHER_KIND, FAILING_KIND, FULL_KIND = ERROR_KINDS = ("other", "failing", "full")
 ERRORS = (CheckpointError, DiskRefusedError, DiskFullError)
 REMEDIES = (
-    "see what the rule asks for, then resume",
-    "see to the disk or choose another place, then resume",
-    "free some space or choose another place, then resume",
+    "see the rule, then resume",
+    "check the disk or choose another one, then resume",
+    "free some space or choose another disk, then resume",
 )
 
 
 @dataclass(frozen=True)
 class Draft:
-    """What one rank brings to a checkpoint."""
+    """What one rank contributes to a checkpoint."""
 
     step: int
     pieces: Sequence[Piece]
     values: Mapping[str, Any]
-    """JSON; what differs between ranks stands below `RANKS_KEY`."""
+    """JSON; what differs between ranks is below `RANKS_KEY`."""
     about: Mapping[str, Any]
     kind: str = "resumable"
     still_owner: Callable[[], bool] = field(default=lambda: True)
     """Whether this process still owns the run folder: an orphan must not publish."""
     trouble: Exception | None = None
-    """What kept this rank from bringing its part, such as a log on a full disk: raised on all."""
+    """An error that kept this rank from contributing, such as a full disk; raised on all."""
     free_bytes: int | None = None
-    """What was free on the disk when that trouble came."""
+    """Free space on the disk at the time of that error."""
 
 
 def step_folder(checkpoints: Path, step: int) -> Path:
@@ -82,8 +82,8 @@ def commit(checkpoints: Path, draft: Draft, ranks: Ranks | None = None) -> Path:
 
     Raises:
         DiskFullError: there is too little space; nothing was published.
-        CheckpointError: any rank could not write, or the run has another owner; nothing was
-            published. The rest is untouched either way.
+        CheckpointError: a rank could not write, or the run has another owner; nothing was
+            published. Older checkpoints are untouched in either case.
     """
     return _Commit(checkpoints, draft, ranks or OneRank()).run()
 
@@ -94,7 +94,7 @@ class _Commit:
         self.ranks = ranks
         self.checkpoints = checkpoints
         self.target = step_folder(checkpoints, draft.step)
-        self.beside = self.target  # Named with the attempt, once all agree on one.
+        self.beside = self.target  # Gets the attempt in its name once all ranks agree on one.
         self.needed_bytes: int | None = None
 
     def run(self) -> Path:
@@ -115,7 +115,7 @@ class _Commit:
         return self.target
 
     def _together(self, what: str, work: Callable[[], Any]) -> list[Any]:
-        """Does this rank's part and hears of the others'; an error on one is raised on all."""
+        """Does this rank's part and gathers the others' results; any error is raised on all."""
         own: Exception | None = None
         answer: dict[str, Any]
         try:
@@ -125,7 +125,7 @@ class _Commit:
             answer = {
                 "error": str(error) or type(error).__name__,
                 "kind": _kind(error),
-                # Looked at now: a moment later another program may have made room again.
+                # Measured now: a moment later another program may have freed space.
                 "free": self._free_at(error),
             }
         answers = self.ranks.gather(f"checkpoint {self.draft.step}: {what}", answer)
@@ -137,12 +137,12 @@ class _Commit:
     def _error(self, failed: Sequence[tuple[int, Mapping[str, Any]]]) -> CheckpointError:
         rank, first = failed[0]
         on = f" on rank {rank}" if self.ranks.size > 1 else ""
-        # A disk that gets well again is waited for only where nothing else is wrong.
+        # A failing disk is waited for only if nothing else is wrong.
         kind = min((ERROR_KINDS.index(answer["kind"]) for _, answer in failed), default=0)
         error = ERRORS[kind](
             f"the checkpoint at step {self.draft.step} could not be written{on}: {first['error']}",
             where=str(self.checkpoints),
-            rule="a checkpoint is published whole or not at all; older ones are untouched",
+            rule="a checkpoint is published complete or not at all; older ones are untouched",
             remedy=REMEDIES[kind],
         )
         if isinstance(error, DiskRefusedError):
@@ -161,7 +161,7 @@ class _Commit:
         if self.ranks.rank == 0:
             attempt = uuid.uuid4().hex[:12]
             self.beside = self.target.with_name(f"{self.target.name}.{attempt}{TEMPORARY_SUFFIX}")
-            # Never the folder above: where the run folder is gone, no ghost of it is made.
+            # Without its parents: if the run folder is gone, it is not recreated.
             self.checkpoints.mkdir(exist_ok=True)
             self.beside.mkdir()
         pieces = {piece.key: piece for piece in self.draft.pieces}
@@ -173,7 +173,7 @@ class _Commit:
         }
 
     def _refuse_full_disk(self) -> None:
-        # One answer for all ranks: the disk is that of the run folder.
+        # One answer for all ranks: the disk of the run folder.
         free = self._together("space", lambda: shutil.disk_usage(self.checkpoints).free)[0]
         assert self.needed_bytes is not None
         if free < self.needed_bytes:
@@ -181,14 +181,14 @@ class _Commit:
                 f"the checkpoint at step {self.draft.step} needs {self.needed_bytes:,} bytes, "
                 f"{free:,} are free",
                 where=str(self.checkpoints),
-                rule="a checkpoint is begun only where it fits; older ones are untouched",
+                rule="a checkpoint is started only if it fits; older ones are untouched",
                 remedy="free some space, or keep fewer checkpoints (checkpoint.keep)",
             )
             error.needed_bytes, error.free_bytes = self.needed_bytes, free
             raise error
 
     def _write(self, begun: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Writes the pieces that are this rank's, one file for each top-level part of the state."""
+        """Writes this rank's pieces, one file per top-level part of the state."""
         writers = choose_writers([b["held"] for b in begun])
         parts: dict[str, list[Piece]] = {}
         for piece in self.draft.pieces:
@@ -231,12 +231,12 @@ class _Commit:
         sync_path(self.beside)
         if not self.draft.still_owner():
             raise CheckpointError(
-                "this process does not own the run folder any more",
+                "this process no longer owns the run folder",
                 rule="only the owner of a run publishes its checkpoints",
             )
         aside = self.target.with_name(f"{self.target.name}.{begun[0]['attempt']}{REPLACED_SUFFIX}")
         if os.path.lexists(self.target):
-            # Of the same step, such as a damaged one before a fall-back. See `put_back`.
+            # One of the same step, such as a damaged one before a fall-back. See `put_back`.
             rename(self.target, aside)
         try:
             rename(self.beside, self.target)
@@ -259,8 +259,8 @@ def _entries(written: Sequence[Mapping[str, Any]]) -> dict[str, TensorEntry]:
 
 
 def point_at(latest: Path, name: str) -> None:
-    """Names the newest checkpoint for people. Nothing reads it: what stands in its way, or a disk
-    that refuses now, does not undo a checkpoint that is published."""
+    """Writes the name of the newest checkpoint, for people only. An error here does not undo a
+    published checkpoint."""
     try:
         replace_text(latest, f"{name}\n")
     except OSError:
@@ -269,9 +269,9 @@ def point_at(latest: Path, name: str) -> None:
 
 
 def put_back(checkpoints: Path) -> None:
-    """Puts a checkpoint back whose replacement was cut short between two renames.
+    """Restores a checkpoint whose replacement was interrupted between two renames.
 
-    Only for the owner of the run, before it looks for its newest checkpoint.
+    Only for the owner of the run, before it searches for its newest checkpoint.
     """
     for aside in checkpoints.glob(f"{STEP_PREFIX}*{REPLACED_SUFFIX}"):
         target = aside.with_name(aside.name.partition(".")[0])

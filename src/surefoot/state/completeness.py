@@ -1,4 +1,4 @@
-"""Whether a checkpoint holds everything that a resume needs. Looks, and loads nothing."""
+"""Checks that a checkpoint holds everything that a resume needs, without loading it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from surefoot.state.tree import RANKS_KEY, Snapshot, tensors_named
 
 ABOUT_THE_RUN = ("config_hash", "data", "torch", "ranks")
 PARTS = tuple(f.name for f in fields(RunState) if f.name not in ("device", "rank", "layers"))
-"""What a run keeps, as `RunState` lists it."""
+"""The parts of a run's state, as `RunState` lists them."""
 
 
 def missing_items(manifest: Manifest, snapshot: Snapshot) -> list[str]:
-    """Names of what is not there; empty for a complete checkpoint.
+    """Names of the missing items; empty for a complete checkpoint.
 
-    Weights alone (kind `weights`) need no more than the model.
+    For weights alone (kind `weights`) only the model is needed.
     """
     values = snapshot.values if isinstance(snapshot.values, Mapping) else {}
     missing = [

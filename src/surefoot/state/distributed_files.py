@@ -1,7 +1,7 @@
-"""Reads the tensors of a torch distributed checkpoint without its own reader, which runs pickles.
+"""Reads the tensors of a torch distributed checkpoint without torch's reader, which runs pickles.
 
 Its `.metadata` is a pickle: it is read with inert records in place of every class, so that nothing
-that it names is ever called. No path leaves the folder.
+it names is called. No path may leave the folder.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MOST_DIMENSIONS = 64
 
 
 class Record:
-    """Stands for an object of a pickle: keeps what it was made from and does nothing."""
+    """Replaces an object of a pickle: keeps its constructor arguments and does nothing."""
 
     arguments: tuple[Any, ...] = ()
     state: Any = None
@@ -62,7 +62,7 @@ class Record:
             raise ValueError(f"the metadata has no {name}")
         return self.state[name]
 
-    # A pickle may use it as a key before it is filled.
+    # A pickle may use it as a key before its state is set.
     __hash__ = object.__hash__
 
 
@@ -76,20 +76,20 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_distributed(folder: Path, most_bytes: int) -> tuple[dict[str, Tensor], list[str]]:
-    """All tensors, put together from their chunks, and the names of what is no tensor.
+    """All tensors, assembled from their chunks, and the names of entries that are not tensors.
 
     Args:
-        most_bytes: all tensors together are no larger.
+        most_bytes: limit for all tensors together.
 
     Raises:
-        ValueError: the checkpoint is malformed, names a file outside, or declares more than that.
+        ValueError: it is malformed, names a file outside, or declares more than `most_bytes`.
     """
     top = _Unpickler(io.BytesIO((folder / METADATA_NAME).read_bytes())).load()
     if not isinstance(top, Record):
-        raise ValueError("the metadata is of an unexpected form")
+        raise ValueError("the metadata has an unexpected form")
     stored: dict[tuple[str, tuple[int, ...]], Record] = {}
     for index, info in dict(top.get("storage_data")).items():
-        # What is no tensor has no offset.
+        # Entries that are not tensors have no offset.
         offset = index.state.get("offset") if isinstance(index.state, Mapping) else None
         stored[str(index.get("fqn")), () if offset is None else _sizes(offset)] = info
     tensors: dict[str, Tensor] = {}
@@ -123,12 +123,12 @@ def _put_together(
         if not len(offsets) == len(sizes) == len(size) or any(
             offset + n > most for offset, n, most in zip(offsets, sizes, size, strict=True)
         ):
-            raise ValueError(f"a chunk of {name!r} lies outside of it")
+            raise ValueError(f"a chunk of {name!r} is outside of it")
         if (name, offsets) not in stored:
-            raise ValueError(f"a chunk of {name!r} is stored nowhere")
+            raise ValueError(f"a chunk of {name!r} is not stored")
         part = _read_chunk(folder, stored[name, offsets])
         if tuple(part.shape) != sizes or part.dtype != dtype:
-            raise ValueError(f"a chunk of {name!r} is not what it is said to be")
+            raise ValueError(f"a chunk of {name!r} does not match its metadata")
         whole[tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))] = part
         filled += part.numel()
     if filled != whole.numel():
@@ -141,45 +141,45 @@ def _read_chunk(folder: Path, info: Record) -> Tensor:
     offset, length = int(info.get("offset")), int(info.get("length"))
     size = path.stat().st_size
     if offset < 0 or length < 0 or offset + length > size:
-        raise ValueError(f"a chunk lies outside of {path.name}")
+        raise ValueError(f"a chunk is outside of {path.name}")
     with path.open("rb") as file:
         file.seek(offset)
         data = file.read(length)
     tensor = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     if not isinstance(tensor, Tensor):
-        raise ValueError(f"a chunk in {path.name} is no tensor")
+        raise ValueError(f"a chunk in {path.name} is not a tensor")
     refuse_expanded(path.name, tensor)
     return tensor
 
 
 def inside(folder: Path, name: str) -> Path:
-    """A plain file directly in `folder`.
+    """A regular file directly in `folder`.
 
     Raises:
-        ValueError: the name leads elsewhere, or to no plain file.
+        ValueError: the name points elsewhere, or not to a regular file.
     """
     if name in ("", ".", "..") or not name.isprintable() or Path(name).name != name:
         raise ValueError(f"it names a file outside its folder: {name!r}")
     path = folder / name
     if path.is_symlink() or not path.is_file():
-        raise ValueError(f"{name} is missing, or is no plain file")
+        raise ValueError(f"{name} is missing, or is not a regular file")
     return path
 
 
 def refuse_expanded(name: str, tensor: Tensor) -> None:
-    """Refuses a tensor of few stored and many declared numbers.
+    """Refuses a tensor that declares more elements than it stores.
 
     Raises:
-        ValueError: such, or not a dense tensor of numbers.
+        ValueError: it does, or it is not a dense tensor of numbers.
     """
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
-        raise ValueError(f"{name} is no dense tensor")
+        raise ValueError(f"{name} is not a dense tensor")
     if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-        raise ValueError(f"{name} declares more numbers than it holds")
+        raise ValueError(f"{name} declares more elements than it stores")
 
 
 def _sizes(record: Any) -> tuple[int, ...]:
-    # A torch.Size is made from a tuple, a record keeps its arguments.
+    # A torch.Size is constructed from a tuple; a record keeps its arguments.
     values = record.arguments[0] if isinstance(record, Record) and record.arguments else ()
     sizes = tuple(values)
     if len(sizes) > MOST_DIMENSIONS or any(type(n) is not int or n < 0 for n in sizes):
@@ -191,5 +191,5 @@ def _dtype(properties: Record) -> torch.dtype:
     state = properties.state
     first = state[0] if isinstance(state, tuple) and state else None
     if not isinstance(first, torch.dtype):
-        raise ValueError("a tensor has no number type")
+        raise ValueError("a tensor has no dtype")
     return first

@@ -1,6 +1,6 @@
-"""Writes that survive a power cut, and deletions; one call for each thing that a disk can refuse.
+"""Durable writes and deletions: one function per operation that a disk can refuse.
 
-Every byte of a checkpoint goes through here. Nothing here decides what is written or when.
+Every byte of a checkpoint goes through here. Does not decide what is written or when.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 
 
 def sync_path(path: Path) -> None:
-    """Makes what the file or folder holds durable.
+    """Flushes a file or folder to the disk.
 
-    On macOS `fsync` leaves the data in the drive's own memory; `F_FULLFSYNC` does not.
+    On macOS `fsync` leaves the data in the drive's cache; `F_FULLFSYNC` does not.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -29,13 +29,13 @@ def sync_path(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a new file and makes it durable."""
+    """Writes a new file durably."""
     path.write_text(text, encoding="utf-8")
     sync_path(path)
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Puts a whole new content in the place of the old one."""
+    """Replaces the content of a file atomically."""
     beside = path.with_name(f"{path.name}.tmp")
     write_text(beside, text)
     rename(beside, path)
@@ -43,13 +43,13 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def rename(old: Path, new: Path) -> None:
-    """One step that either has happened or has not."""
+    """Renames atomically and durably."""
     os.rename(old, new)
 
 
 def remove(path: Path, *, ignore_errors: bool = False) -> None:
-    """Deletes a folder with what is in it, a file, or a link."""
-    # Where a link points to was chosen by somebody else, and is not ours to empty.
+    """Deletes a folder with its content, a file, or a link."""
+    # The target of a link belongs to somebody else and is not deleted.
     if path.is_symlink() or path.is_file():
         with suppress(*([OSError] if ignore_errors else [])):
             path.unlink()

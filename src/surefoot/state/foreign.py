@@ -1,7 +1,7 @@
-"""Weights from checkpoints of other programs, read in a process that can do no harm.
+"""Imports weights from checkpoints of other programs, read in a sandboxed process.
 
-The reading process has limits of memory and time, starts nothing and writes nowhere else; what it
-reads as a pickle runs no code. Here only its answer is looked at.
+The process has limits of memory and time, starts no program and writes nowhere else; pickles run
+no code. Only its answer is used here.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from surefoot.state.foreign_reader import REPORT_NAME, WEIGHTS_NAME
 
 LEAST_SECONDS = 60
 BYTES_PER_SECOND = 20 << 20
-"""Slower than any disk that a checkpoint lies on."""
+"""Lower bound for the speed of a disk, used for the time limit."""
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What came over from a foreign checkpoint."""
+    """Result of an import."""
 
     weights: Path
     kind: str
@@ -35,7 +35,7 @@ class Imported:
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
     model: dict[str, Any]
-    """The model section of a recipe that these weights fit, where it is one of our models."""
+    """The model section of a recipe that fits these weights, if it is one of our models."""
 
 
 def import_weights(source: Path, target: Path) -> Imported:
@@ -44,21 +44,21 @@ def import_weights(source: Path, target: Path) -> Imported:
     Args:
         source: a `.pt` file, safetensors (one file or an index of shards), a folder of
             transformers or of torch's distributed checkpoint, a Lightning or nanoGPT checkpoint.
-        target: the file to write; it does not exist.
+        target: the file to write; must not exist.
 
     Raises:
-        MissingDataError: there is nothing at `source`.
+        MissingDataError: `source` does not exist.
         RequestError: `target` exists, or its folder does not.
         CheckpointError: `source` is damaged, hostile or of an unknown form.
     """
     if not source.exists():
-        raise MissingDataError("there is no such file or folder", where=str(source))
+        raise MissingDataError("the file or folder does not exist", where=str(source))
     if target.exists() or not target.parent.is_dir():
         raise RequestError(
-            "the file exists already" if target.exists() else "the folder of the file is not there",
+            "the file already exists" if target.exists() else "its folder does not exist",
             where=str(target),
             rule="an import writes a new file",
-            remedy="name another one with --out",
+            remedy="choose another file with --out",
         )
     beside = Path(tempfile.mkdtemp(prefix=".import-", dir=target.parent))
     try:
@@ -105,7 +105,7 @@ def _read_apart(source: Path, beside: Path) -> dict[str, Any]:
 
 
 def size_of(source: Path) -> int:
-    """Bytes of a file, or of the plain files in a folder; of an index, of its whole folder."""
+    """Bytes of a file, or of the regular files in a folder; for an index, of its folder."""
     if source.is_file() and not source.name.endswith(".index.json"):
         return source.stat().st_size
     folder = source if source.is_dir() else source.parent
@@ -117,7 +117,7 @@ def _refusal(source: Path, what: str) -> CheckpointError:
     return CheckpointError(
         f"the checkpoint cannot be imported: {what}",
         where=str(source),
-        rule="tensors and plain values are read, no code is run, and no more memory is taken than "
-        "the files are large",
-        remedy="save the state dict alone, with safetensors.torch.save_file or torch.save",
+        rule="only tensors and plain values are read, no code is run, and memory is limited by the "
+        "size of the files",
+        remedy="save only the state dict, with safetensors.torch.save_file or torch.save",
     )

@@ -1,7 +1,7 @@
-"""Body of the process that reads a foreign checkpoint: limited, deaf and without hands.
+"""Sandboxed reader of a foreign checkpoint: bounded memory, no network, no subprocess.
 
-It is started for one file or folder, writes the weights as safetensors and what it saw as JSON
-into one folder, and ends. It starts no program, opens no connection, and writes nowhere else.
+Main of a separate process. Started for one file or folder, it writes the weights as
+safetensors and a JSON report into one folder, and ends.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ HARMLESS_MODULES = (
     "torchmetrics",
     "typing",
 )
-"""Objects of these stand in checkpoints of the field; each is read as an inert stand-in."""
+"""Modules whose objects occur in checkpoints; each is read as an inert stand-in."""
 FORBIDDEN = (
     "ctypes.",
     "ftplib.",
@@ -74,7 +74,7 @@ FORBIDDEN = (
 
 
 class StandIn:
-    """Takes the place of an object that is no tensor; it keeps and does nothing."""
+    """Replaces an object that is not a tensor: keeps its arguments and does nothing."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         pass
@@ -101,7 +101,7 @@ def main() -> None:
             "elements": sum(tensor.numel() for tensor in found.weights.values()),
         }
     except MemoryError:
-        report = {"error": "it needs more memory than its size allows for"}
+        report = {"error": "it needs more memory than its size allows"}
     except Exception as error:
         text = str(error) or type(error).__name__
         report = {"error": text if len(text) < 1000 else f"{text[:1000]} …"}
@@ -111,7 +111,7 @@ def main() -> None:
 def _limit(size: int, seconds: int) -> None:
     torch.set_num_threads(1)
     statistics = Path("/proc/self/statm")
-    # Where the address space in use is not known (macOS), a limit of it says nothing.
+    # If the address space in use is unknown (macOS), no limit can be computed.
     if statistics.exists():
         used = int(statistics.read_text("ascii").split()[0]) * resource.getpagesize()
         most = used + 5 * size + SPARE_ADDRESS_BYTES
@@ -123,12 +123,12 @@ def _limit(size: int, seconds: int) -> None:
 
 
 def _install_audit_hook(out: Path) -> None:
-    """From here on Python itself refuses what no reader needs."""
+    """From here on Python refuses every operation that a reader does not need."""
     allowed = os.path.join(os.path.realpath(out), "")
 
     def refuse(event: str, arguments: tuple[Any, ...]) -> None:
         if event.startswith(FORBIDDEN):
-            raise PermissionError(f"reading a checkpoint asked for {event}")
+            raise PermissionError(f"reading the checkpoint tried {event}")
         if event == "open" and isinstance(arguments[0], str) and _writes(arguments):
             path = os.path.join(os.path.realpath(os.path.dirname(arguments[0])), "")
             if not path.startswith(allowed):
@@ -170,7 +170,7 @@ def _read_folder(folder: Path, most_bytes: int) -> Found:
         if (folder / name).exists():
             return _with_config(folder, _read_file(inside(folder, name), most_bytes))
     raise ValueError(
-        "the folder holds no weights that are known: no .metadata, model.safetensors, "
+        "the folder has no known weights file: .metadata, model.safetensors, "
         "pytorch_model.bin or index of shards"
     )
 
@@ -213,7 +213,7 @@ def _read_index(path: Path, most_bytes: int) -> Found:
         _refuse_bombs(tensors, most_bytes)
     if tensors.keys() != weight_map.keys():
         odd = sorted(tensors.keys() ^ weight_map.keys())
-        raise ValueError(f"the index and its shards differ: {odd[0]!r}")
+        raise ValueError(f"the index and its shards differ in {odd[0]!r}")
     return Found("sharded safetensors", tensors)
 
 
@@ -256,7 +256,7 @@ def _check_archive(path: Path, most_bytes: int) -> None:
         if ".." in parts or entry.filename.startswith("/") or not entry.filename.isprintable():
             raise ValueError(f"the archive holds an entry named {entry.filename!r}")
     if sum(entry.file_size for entry in entries) > most_bytes:
-        raise ValueError("the archive unpacks to more than its size allows for")
+        raise ValueError("the archive unpacks to more than its size allows")
 
 
 def _load_pickle(path: Path) -> Any:
@@ -275,16 +275,16 @@ def _unsafe_names(path: Path) -> list[str]:
     with path.open("rb") as file:
         is_archive = file.read(2) == b"PK"
     if not is_archive:
-        # The old format: what is not known to be safe is refused by torch, by name.
+        # The old format: torch refuses by name whatever is not known to be safe.
         return []
     return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """An object of JSON, of bounded size and with no name twice.
+    """A JSON object of bounded size without duplicate names.
 
     Raises:
-        ValueError: it is not.
+        ValueError: it is none.
     """
     if path.stat().st_size > MOST_JSON_BYTES:
         raise ValueError(f"{path.name} is too large")
@@ -295,7 +295,7 @@ def _parse_json(data: bytes) -> dict[str, Any]:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         made = dict(pairs)
         if len(made) != len(pairs):
-            raise ValueError("a name stands twice in its JSON")
+            raise ValueError("a name appears twice in its JSON")
         return made
 
     try:
@@ -303,7 +303,7 @@ def _parse_json(data: bytes) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("its JSON is nested too deeply") from None
     if not isinstance(value, dict):
-        raise ValueError("its JSON is no object")
+        raise ValueError("its JSON is not an object")
     return value
 
 
@@ -313,11 +313,11 @@ def _refuse_bombs(tensors: Mapping[str, Tensor], most_bytes: int) -> None:
         refuse_expanded(repr(name), tensor)
         total += tensor.numel() * tensor.element_size()
     if total > most_bytes:
-        raise ValueError("its tensors declare more numbers than it holds")
+        raise ValueError("its tensors declare more elements than it stores")
 
 
 def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each tensor with memory of its own, as safetensors wants it."""
+    """Tensors with separate storage, as safetensors requires."""
     seen: set[int] = set()
     made = {}
     for name, tensor in tensors.items():

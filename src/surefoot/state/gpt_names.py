@@ -1,7 +1,6 @@
-"""The same decoder under the names of GPT-2, Llama and nanoGPT: tensors renamed, split and turned.
+"""Our GPT under the names of GPT-2, Llama and nanoGPT: tensors renamed, split and transposed.
 
-Pure renaming: not one number changes. A model that differs in what it computes is said to have no
-twin.
+Changes names only, never values. A model that computes something else has no counterpart there.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Renamed:
 
 
 def style_of(config: GPTConfig) -> str | None:
-    """`gpt2` or `llama` where one of them computes the same; None where neither does."""
+    """`gpt2` or `llama` if one of them computes the same; else None."""
     if config.experts != "none":
         return None
     parts = (config.norm, config.activation, config.positions)
@@ -55,7 +54,7 @@ def style_of(config: GPTConfig) -> str | None:
 
 
 def to_transformers(config: GPTConfig, weights: Tensors) -> Renamed | None:
-    """Our weights under the names of transformers, with the fields of its `config.json`."""
+    """Our weights under transformers' names, with the fields of `config.json`."""
     style = style_of(config)
     if style is None:
         return None
@@ -67,7 +66,7 @@ def from_gpt2(tensors: Tensors, num_layers: int, *, turned: bool) -> dict[str, T
 
     Args:
         tensors: under their names, without `transformer.`.
-        turned: whether matrices are stored as [in, out], as GPT-2 does and nanoGPT does not.
+        turned: whether matrices are stored as [in, out], as in GPT-2 but not in nanoGPT.
 
     Raises:
         KeyError: one is missing.
@@ -117,7 +116,7 @@ def from_llama(tensors: Tensors, num_layers: int) -> dict[str, Tensor]:
 
 def _to_gpt2(config: GPTConfig, weights: Tensors) -> Renamed:
     def get(name: str) -> Tensor:
-        # A model without biases is one whose biases are zero.
+        # A model without biases is equivalent to one with zero biases.
         if name in weights or name.endswith("weight"):
             return weights[name]
         twin = weights[name.removesuffix("bias") + "weight"]
@@ -149,7 +148,7 @@ def _to_gpt2(config: GPTConfig, weights: Tensors) -> Renamed:
         "n_head": config.num_heads,
         "n_embd": config.embedding_dim,
         "n_inner": config.feedforward_dim,
-        # The exact GELU; their `gelu_new` is an approximation.
+        # The exact GELU; `gelu_new` is an approximation.
         "activation_function": "gelu",
         "layer_norm_epsilon": config.norm_epsilon,
         "tie_word_embeddings": config.tied,

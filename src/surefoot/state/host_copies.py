@@ -1,7 +1,7 @@
-"""Copies what a checkpoint holds into host memory, so that the training can go on meanwhile.
+"""Copies the pieces of a checkpoint to host memory, so that training can continue meanwhile.
 
-Memory is kept and used again: the second copy costs no more than the transfer itself. Pinned where
-it comes from a CUDA device.
+Buffers are reused: a second copy costs no more than the transfer. They are pinned if the source is
+a CUDA device.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from surefoot.state.shards import Piece
 
 
 class HostStage:
-    """Host memory for one checkpoint of this rank."""
+    """Host buffers for one checkpoint of this rank."""
 
     def __init__(self) -> None:
         self._held: dict[str, Tensor] = {}
 
     def copy(self, pieces: Sequence[Piece]) -> list[Piece]:
-        """The same pieces in memory of their own; returns when all has arrived."""
+        """The same pieces in host memory; returns once all copies are complete."""
         staged = []
         on_cuda = False
         for piece in pieces:

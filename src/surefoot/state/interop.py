@@ -1,6 +1,6 @@
-"""A run's weights for other programs: safetensors, a transformers folder, or a plain state dict.
+"""Exports a run's weights: safetensors, a transformers folder, or a plain state dict.
 
-What is written holds tensors and JSON only. Numbers are not changed.
+Writes tensors and JSON only. Values are not changed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SUMS_NAME = "SHA256SUMS"
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """Result of an export."""
 
     folder: Path
     format: ExportFormat
@@ -53,20 +53,20 @@ def export_weights(
     """Writes the weights of a run or checkpoint into a new folder.
 
     Args:
-        source: a checkpoint, or a run folder or folder of checkpoints (the newest whole one).
-        wanted: None takes `transformers` where the model has a twin there, else `safetensors`.
-        which: the trained weights, or their average where the run kept one.
+        source: a checkpoint, or a run folder or folder of checkpoints (the newest complete one).
+        wanted: None: `transformers` if the model has a counterpart there, else `safetensors`.
+        which: the trained weights, or their moving average if the run kept one.
 
     Raises:
         MissingDataError: there is no checkpoint at `source`.
         CheckpointError: it is damaged.
-        RequestError: the folder exists, the model has no twin in transformers, or there is no
-            average.
+        RequestError: the folder exists, the model has no counterpart in transformers, or there is
+            no average.
     """
     manifest, snapshot = _read(source)
     state = averaged_weights_of(snapshot) if which == "ema" else weights_of(snapshot)
     weights = _separate(state)
-    # Extra states of modules, whatever form they have.
+    # Extra states of modules, in any form.
     others = {name: value for name, value in state.items() if name not in weights}
     architecture = manifest.about.get("architecture")
     twin = None
@@ -76,18 +76,18 @@ def export_weights(
         if twin is None and wanted == "transformers":
             kind = architecture.get("kind") if isinstance(architecture, Mapping) else "own"
             raise RequestError(
-                f"transformers has no model that computes what this one does (kind: {kind})",
+                f"transformers has no model that computes the same (kind: {kind})",
                 where=str(source),
                 rule="a GPT of kind `layernorm, gelu, learned` is a GPT-2, one of kind `rmsnorm, "
-                "swiglu, rope` a Llama; the others have no twin",
+                "swiglu, rope` a Llama; other kinds have no counterpart",
                 remedy="export with --format safetensors",
             )
     if folder.exists():
         raise RequestError(
-            "the folder exists already",
+            "the folder already exists",
             where=str(folder),
-            rule="an export makes a new folder",
-            remedy="name another one with --out",
+            rule="an export creates a new folder",
+            remedy="choose another folder with --out",
         )
     folder.mkdir(parents=True)
     note = ""
@@ -97,7 +97,7 @@ def export_weights(
             fields_of_config = {**twin.config, "dtype": _dtype(twin.tensors)}
             _write_json(folder / "config.json", fields_of_config)
             _save(twin.tensors, folder / "model.safetensors")
-            note = "the tokenizer is not part of a checkpoint: it lies in the run's artifacts"
+            note = "the tokenizer is not part of a checkpoint: see the run's artifacts"
         elif wanted == "pt":
             chosen = "pt"
             torch.save({**state, **weights}, folder / "model.pt")
@@ -105,9 +105,9 @@ def export_weights(
             chosen = "safetensors"
             _save(weights, folder / "model.safetensors")
             if wanted is None:
-                note = "transformers has no model that computes what this one does"
+                note = "transformers has no model that computes the same"
             if others:
-                left = f"extra state that is no tensor was left out: {', '.join(sorted(others))}"
+                left = f"extra state that is not a tensor was left out: {', '.join(sorted(others))}"
                 note = "; ".join(filter(None, (note, left)))
         sums = {path.name: _sha256(path) for path in sorted(folder.iterdir())}
         lines = "".join(f"{digest}  {name}\n" for name, digest in sums.items())
@@ -127,10 +127,10 @@ def _read(source: Path) -> tuple[Manifest, Snapshot]:
     read = read_newest(source)
     if read is None:
         raise MissingDataError(
-            "there is no checkpoint",
+            "no checkpoint was found",
             where=str(source),
             rule="a run folder, a folder of checkpoints, or a checkpoint in it",
-            remedy="surefoot runs   lists the runs",
+            remedy="list the runs with `surefoot runs`",
         )
     return read
 
@@ -143,7 +143,7 @@ def _gpt_config(architecture: Any) -> GPTConfig | None:
 
 
 def _separate(weights: Mapping[str, Any]) -> dict[str, Tensor]:
-    # Tied tensors are one in a checkpoint; each name gets its own here.
+    # A checkpoint stores tied tensors once; here each name gets its own.
     return {
         name: tensor.detach().clone().contiguous()
         for name, tensor in weights.items()

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: what is inside, how large, and the digest of every file.
+"""The manifest of a checkpoint: its tensors, files, sizes and digests.
 
 Plain JSON. Reading it executes nothing and never leaves the checkpoint's folder.
 """
@@ -30,7 +30,7 @@ MALFORMED = (
     OverflowError,
     RecursionError,
 )
-"""What reading plain data of an unexpected form raises."""
+"""Exceptions raised by reading plain data of an unexpected form."""
 
 
 STEP_PREFIX = "step-"
@@ -43,9 +43,9 @@ def step_name(step: int) -> str:
 
 
 def named_step(name: str) -> int | None:
-    """The step that `step_name` gives this name for; None for a name that it never gives."""
+    """The step in a name made by `step_name`; None for any other name."""
     digits = name.removeprefix(STEP_PREFIX)
-    # Other scripts have digits too, and some that `int` does not read.
+    # Other scripts have digits, too, and some that `int` does not read.
     if not (digits.isascii() and digits.isdecimal()):
         return None
     step = int(digits)
@@ -62,7 +62,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class ChunkEntry:
-    """A part of a tensor: in which file, under which key, and where in the tensor it belongs."""
+    """A part of a tensor: its file, its key, and its offset in the tensor."""
 
     file: str
     key: str
@@ -72,17 +72,17 @@ class ChunkEntry:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor: what it looks like, and the parts that make it up."""
+    """One tensor: dtype, shape, and the chunks that make it up."""
 
     dtype: str
     shape: tuple[int, ...]
-    """Of the whole tensor, however many ranks held it."""
+    """Of the full tensor, however many ranks held it."""
     chunks: tuple[ChunkEntry, ...]
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything that a reader must know before it touches a tensor."""
+    """Everything that a reader needs before it reads a tensor."""
 
     step: int
     kind: str
@@ -98,8 +98,8 @@ class Manifest:
 
 
 def seal(content: Mapping[str, Any]) -> str:
-    """The text of a manifest, with the digest of all the rest: the file that names the others'
-    digests must not be changed unnoticed either."""
+    """The text of a manifest with a digest of itself: the file that lists the others' digests must
+    not change unnoticed either."""
     rest = {key: value for key, value in content.items() if key != DIGEST_KEY}
     text = json.dumps(rest, indent=1, sort_keys=True)
     return json.dumps(
@@ -115,12 +115,12 @@ def _tensor_entry(raw: Any, files: Mapping[str, Any]) -> TensorEntry:
             str(chunk["file"]), str(chunk["key"]), _sizes(chunk["offsets"]), _sizes(chunk["sizes"])
         )
         if entry.file not in files:
-            raise ValueError(f"a tensor lies in {entry.file!r}, which is not listed")
+            raise ValueError(f"a tensor is in {entry.file!r}, which is not listed")
         if not len(entry.offsets) == len(entry.sizes) == len(shape) or any(
             offset + size > most
             for offset, size, most in zip(entry.offsets, entry.sizes, shape, strict=True)
         ):
-            raise ValueError(f"the chunk {entry.key!r} lies outside of its tensor")
+            raise ValueError(f"the chunk {entry.key!r} is outside of its tensor")
         chunks.append(entry)
     if sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(shape):
         raise ValueError("the chunks of a tensor do not cover it once")
@@ -144,7 +144,7 @@ def digest(path: Path) -> FileEntry:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Reads and checks the form of a manifest.
+    """Reads a manifest and checks its form.
 
     Raises:
         CheckpointError: it is missing, malformed, of another schema, or names a path outside.
@@ -152,11 +152,11 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST_NAME
     try:
         if path.is_symlink():
-            raise ValueError("it is no plain file")
+            raise ValueError("it is not a regular file")
         text = path.read_text(encoding="utf-8")
         raw = json.loads(text)
         if text != seal(raw):
-            raise ValueError("it is not as it was written: its own digest does not fit")
+            raise ValueError("it has changed since it was written: its digest differs")
         manifest = Manifest(
             step=int(raw["step"]),
             kind=str(raw["kind"]),
@@ -169,7 +169,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointError(
             f"the manifest cannot be read: {error}",
             where=str(path),
-            rule="a checkpoint holds a whole manifest.json",
+            rule="a checkpoint has a complete manifest.json",
             remedy=GO_ON_FROM_OLDER,
         ) from error
     if manifest.schema_version != SCHEMA_VERSION:
@@ -181,17 +181,17 @@ def read_manifest(folder: Path) -> Manifest:
         )
     if folder.name.startswith(STEP_PREFIX) and folder.name != step_name(manifest.step):
         raise CheckpointError(
-            f"the manifest is that of step {manifest.step}",
+            f"the manifest is for step {manifest.step}",
             where=str(path),
-            rule="a checkpoint lies in the folder of its step",
-            remedy="use another checkpoint: this one was moved or mixed up",
+            rule="a checkpoint is in the folder of its step",
+            remedy="use another checkpoint: this one was moved",
         )
     for name in manifest.files:
         if name in ("", ".", "..") or os.path.basename(name) != name:
             raise CheckpointError(
                 f"the manifest names a file outside its folder: {name!r}",
                 where=str(path),
-                rule="files of a checkpoint lie directly in its folder",
+                rule="files of a checkpoint are directly in its folder",
                 remedy="do not use this checkpoint",
             )
     return manifest
@@ -201,13 +201,13 @@ def verify_files(folder: Path, manifest: Manifest) -> None:
     """Checks the size and digest of every file.
 
     Raises:
-        CheckpointError: naming the first file that is missing or differs.
+        CheckpointError: names the first file that is missing or differs.
     """
     for name, entry in manifest.files.items():
         path = folder / name
         try:
             if path.is_symlink() or not path.is_file():
-                raise _damaged(path, "is missing or is not a plain file")
+                raise _damaged(path, "is missing or not a regular file")
             found = digest(path)
         except OSError as error:
             raise _damaged(path, f"cannot be read: {error.strerror}") from error
@@ -221,6 +221,6 @@ def _damaged(path: Path, what: str) -> CheckpointError:
     return CheckpointError(
         f"{path.name} {what}",
         where=str(path),
-        rule="every file of a checkpoint has the size and digest of its manifest",
+        rule="every file of a checkpoint has the size and digest in its manifest",
         remedy=GO_ON_FROM_OLDER,
     )

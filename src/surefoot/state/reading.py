@@ -1,7 +1,7 @@
-"""The tensors of a checkpoint, read when they are asked for: whole, or only the part asked for.
+"""The tensors of a checkpoint, read on access: completely, or only the requested part.
 
-Files are mapped into memory: what is not looked at is not read. The digests have been verified
-before; nothing is executed.
+Files are memory-mapped: untouched parts are not read. Digests have been verified before; nothing is
+executed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class StoredTensors(Mapping[str, Tensor]):
     """Tensors by name, on the CPU.
 
     Raises:
-        ValueError: a file does not hold what the manifest says.
+        ValueError: a file does not match the manifest.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -42,7 +42,7 @@ class StoredTensors(Mapping[str, Tensor]):
         return self.part(name, Box.whole(entry.shape))
 
     def part(self, name: str, box: Box) -> Tensor:
-        """A part of a tensor, put together from the chunks that it meets."""
+        """A part of a tensor, assembled from the chunks that it overlaps."""
         entry = self._entries[name]
         out = torch.zeros(box.sizes, dtype=_dtype(entry))
         for chunk in entry.chunks:
@@ -54,7 +54,7 @@ class StoredTensors(Mapping[str, Tensor]):
         return out
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of the whole tensor; nothing is read."""
+        """Of the full tensor; nothing is read."""
         return self._entries[name].shape
 
     def __iter__(self) -> Iterator[str]:
@@ -79,5 +79,5 @@ class StoredTensors(Mapping[str, Tensor]):
 def _dtype(entry: TensorEntry) -> torch.dtype:
     dtype = getattr(torch, entry.dtype, None)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{entry.dtype!r} is no number type")
+        raise ValueError(f"{entry.dtype!r} is not a dtype")
     return dtype

@@ -1,6 +1,6 @@
-"""What a foreign checkpoint is: where in it the weights lie, which model it was, what stays behind.
+"""Recognizes a foreign checkpoint: where the weights are, which model it is, what is left out.
 
-Works on plain values and tensors that have been read already. It changes names, never numbers.
+Works on plain values and tensors already read. Changes names, never values.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from torch import Tensor
 from surefoot.state.gpt_names import from_gpt2, from_llama
 
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.")
-"""Names that only a wrapper gives, wherever they stand."""
+"""Prefixes that only wrappers add, anywhere in a name."""
 PARALLEL = "module."
-"""That of a parallel wrapper around the whole model, and one that people give too."""
+"""Prefix of a parallel wrapper around the model, which people also use themselves."""
 CONTAINERS = ("state_dict", "model_state_dict", "model", "module", "params", "weights")
 LAYER = re.compile(r"(?:h|layers)\.(\d+)\.")
 
 
 @dataclass
 class Found:
-    """Weights by name, and what was seen around them."""
+    """Weights by name, and facts about their source."""
 
     kind: str
     weights: dict[str, Tensor]
     left_out: list[str] = field(default_factory=list)
-    """What the file holds and the weights do not: told, never carried in silence."""
+    """Content of the file that is not part of the weights; always reported."""
     notes: list[str] = field(default_factory=list)
     model: dict[str, Any] = field(default_factory=dict)
-    """The model section of a recipe, where the model is one of ours."""
+    """The model section of a recipe, if it is one of our models."""
 
 
 def find_weights(content: Any) -> Found:
-    """The weights in what a file held.
+    """The weights in the content of a file.
 
     Raises:
         ValueError: there are none.
@@ -61,16 +61,16 @@ def find_weights(content: Any) -> Found:
                 _as_nanogpt(found, content["model_args"])
             return found
     keys = ", ".join(sorted(map(str, content))[:8])
-    raise ValueError(f"no weights were found in it; its keys are: {keys or 'none'}")
+    raise ValueError(f"no weights were found; the keys are: {keys or 'none'}")
 
 
 def without_wrappers(found: Found) -> None:
-    """Takes the prefixes of wrappers off the names, and that of a LightningModule's one model.
+    """Removes prefixes of wrappers from the names, and that of a LightningModule's only model.
 
-    What people may have named themselves is taken off all names or none.
+    A prefix that people may have chosen is removed from all names or from none.
 
     Raises:
-        ValueError: two tensors would have one name.
+        ValueError: two tensors would have the same name.
     """
     renamed: dict[str, Tensor] = {}
     for name, tensor in found.weights.items():
@@ -78,24 +78,24 @@ def without_wrappers(found: Found) -> None:
         for wrapper in WRAPPERS:
             bare = bare.replace(wrapper, "")
         if bare in renamed:
-            raise ValueError(f"two tensors are named {bare!r}")
+            raise ValueError(f"two tensors would be named {bare!r}")
         renamed[bare] = tensor
     while renamed and all(name.startswith(PARALLEL) and name != PARALLEL for name in renamed):
         renamed = _without(renamed, PARALLEL)
     if any(name.startswith(PARALLEL) for name in renamed):
-        found.notes.append(f"names that begin with '{PARALLEL}' keep it: others have it not")
+        found.notes.append(f"names keep the prefix '{PARALLEL}', since others lack it")
     first = {name.partition(".")[0] for name in renamed}
     if found.kind == "Lightning checkpoint" and len(first) == 1 and all("." in n for n in renamed):
         (prefix,) = first
         renamed = {name.partition(".")[2]: tensor for name, tensor in renamed.items()}
-        found.notes.append(f"the prefix '{prefix}.' of the LightningModule was taken off")
+        found.notes.append(f"the prefix '{prefix}.' of the LightningModule was removed")
     if renamed.keys() != found.weights.keys():
-        found.notes.append("names carry no prefix of a wrapper any more")
+        found.notes.append("prefixes of wrappers were removed from the names")
     found.weights = renamed
 
 
 def as_our_gpt(found: Found, config: Mapping[str, Any]) -> None:
-    """Renames GPT-2 and Llama to our decoder, where it computes the same.
+    """Renames GPT-2 and Llama weights to our decoder, if it computes the same.
 
     Args:
         config: the fields of `config.json`.
@@ -106,7 +106,7 @@ def as_our_gpt(found: Found, config: Mapping[str, Any]) -> None:
     elif kind == "llama":
         _as_llama(found, config)
     elif kind is not None:
-        found.notes.append(f"'{kind}' is none of our models: names are as they were")
+        found.notes.append(f"'{kind}' is not one of our models: names are unchanged")
 
 
 def _as_nanogpt(found: Found, arguments: Mapping[str, Any]) -> None:
@@ -124,7 +124,7 @@ def _as_nanogpt(found: Found, arguments: Mapping[str, Any]) -> None:
 
 def _as_gpt2(found: Found, config: Mapping[str, Any]) -> None:
     tensors = _without(found.weights, "transformer.")
-    # Old files carry the causal mask as a buffer; it is no weight.
+    # Old files contain the causal mask as a buffer, which is not a weight.
     masks = [n for n in tensors if n.endswith(("attn.bias", "attn.masked_bias")) and "c_" not in n]
     layers = int(config["n_layer"])
     ours = from_gpt2(tensors, layers, turned=True)
@@ -185,7 +185,7 @@ def _as_llama(found: Found, config: Mapping[str, Any]) -> None:
     }
     if any(odd.values()):
         which = ", ".join(name for name, is_there in odd.items() if is_there)
-        found.notes.append(f"it has {which}, which our decoder has not: names are as they were")
+        found.notes.append(f"it has {which}, which our decoder lacks: names are unchanged")
         return
     layers = int(config["num_hidden_layers"])
     found.weights = from_llama(tensors, layers)

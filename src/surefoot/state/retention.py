@@ -1,7 +1,7 @@
-"""Which checkpoints stay. Pure choice, and the deletion that follows it.
+"""Retention of checkpoints: which ones to keep, and the deletion of the others.
 
-Only a checkpoint that is known to be whole counts as one that stays; a damaged one is left where it
-lies and never counted. Nothing is deleted before a newer one is published.
+Only checkpoints known to be complete count as kept; damaged ones are left in place and never
+counted. Nothing is deleted before a newer one is published.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ from surefoot.state.manifest import STEP_PREFIX, Manifest, read_manifest, verify
 
 DELETED_SUFFIX = f".deleted{TEMPORARY_SUFFIX}"
 DECIDING_KEY = "deciding"
-"""In `about`: metric, value and direction of the evaluation at the checkpoint's step."""
+"""Key in `about`: metric, value and direction of the evaluation at the checkpoint's step."""
 EPHEMERAL_KEY = "ephemeral"
-"""In `about`: whether it only bridges the time to the next one."""
+"""Key in `about`: whether the checkpoint is kept only until the next one."""
 
 
 @dataclass(frozen=True)
 class Keep:
-    """How many stay, by each rule; a checkpoint stays where any rule says so."""
+    """How many to keep by each rule; a checkpoint is kept if any rule says so."""
 
     latest: int = 3
-    """The newest ones; at least 1."""
+    """Number of newest ones; at least 1."""
     best: int = 1
-    """The best ones by the deciding metric."""
+    """Number of best ones by the deciding metric."""
     every_steps: int = 0
-    """All whose step is a multiple of this; 0 for none."""
+    """Keep all whose step is a multiple of this; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A published checkpoint that is whole."""
+    """A published, complete checkpoint."""
 
     step: int
     badness: float | None = None
-    """Value of the deciding metric, lower is better; None where there was no evaluation."""
+    """Value of the deciding metric, lower is better; None without an evaluation."""
     ephemeral: bool = False
 
 
 def choose_kept(whole: Sequence[Candidate], keep: Keep) -> set[int]:
-    """The steps that stay.
+    """The steps to keep.
 
-    Ephemeral ones stay until anything newer is published, and count for no rule.
+    Ephemeral ones are kept until anything newer is published, and count for no rule.
     """
     ordered = sorted(whole, key=lambda candidate: candidate.step)
     lasting = [candidate for candidate in ordered if not candidate.ephemeral]
@@ -65,18 +65,18 @@ def choose_kept(whole: Sequence[Candidate], keep: Keep) -> set[int]:
 
 @dataclass
 class Retention:
-    """Deletes what need not stay, and remembers what it has verified."""
+    """Deletes checkpoints that need not be kept; caches what it has verified."""
 
     checkpoints: Path
     keep: Keep
     _known: dict[str, Candidate | None] = field(default_factory=dict)
 
     def published(self, folder: Path) -> None:
-        """Takes note of a checkpoint that this process has just written, digests and all."""
+        """Records a checkpoint that this process has just written, with its digests."""
         self._known[folder.name] = _candidate(read_manifest(folder))
 
     def apply(self) -> list[Path]:
-        """Deletes what need not stay, and left-over temporary folders; returns what went.
+        """Deletes what need not be kept, and stale temporary folders; returns the deleted paths.
 
         Raises:
             CheckpointError: one cannot be deleted; the newest ones are untouched.
@@ -104,14 +104,14 @@ class Retention:
 
 
 def delete(folder: Path) -> None:
-    """Deletes one checkpoint; cut short at any moment, it is either there or no checkpoint.
+    """Deletes one checkpoint; if interrupted, it still exists or is no longer a checkpoint.
 
-    Of one that was moved away, with a link left in its place, only the link goes.
+    If it was moved away and replaced by a link, only the link is deleted.
 
     Raises:
         CheckpointError: the disk refuses.
     """
-    # Under another name it is no checkpoint any more; what a kill leaves of it is cleared later.
+    # Renamed first, it is no longer a checkpoint; remains of a kill are cleared later.
     going = folder.with_name(f"{folder.name}{DELETED_SUFFIX}")
     remove(going, ignore_errors=True)
     try:
@@ -121,14 +121,14 @@ def delete(folder: Path) -> None:
         raise CheckpointError(
             f"an old checkpoint could not be deleted: {error}",
             where=str(folder),
-            rule="checkpoint.keep says how many stay",
-            remedy="let this user delete in the folder, or keep more; then resume",
+            rule="checkpoint.keep sets how many are kept",
+            remedy="make the folder writable for this user, or keep more; then resume",
         ) from error
 
 
 def clear_left(checkpoints: Path) -> None:
-    """Clears what saves and deletions that were cut short have left. Only for the owner, and after
-    `put_back` or a save: what was replaced may be all there is.
+    """Clears remains of interrupted saves and deletions. Only for the owner, and after `put_back`
+    or a save: a replaced checkpoint may be the only one.
     """
     for left in checkpoints.glob(f"{STEP_PREFIX}*{TEMPORARY_SUFFIX}"):
         remove(left, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Everything that must survive, as one value. What is not listed here does not survive.
+"""The state of a run as one value. What is not listed here does not survive a restart.
 
-Holds live parts and turns them into a snapshot (tensors and plain JSON values) and back. It never
-touches a file.
+Holds live objects and converts them to a snapshot (tensors and plain JSON values) and back. Reads
+and writes no file.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ PARTS_BY_STATE_DICT = (
 )
 
 EXTRA_STATE = "_extra_state"
-"""Where `state_dict` of torch puts what a module's `get_extra_state` gives."""
+"""Key at which torch's `state_dict` puts the result of a module's `get_extra_state`."""
 
 
 class Stateful(Protocol):
@@ -72,26 +72,26 @@ class NamedOptimizer(Protocol):
 
 @dataclass
 class Progress:
-    """How far a run has come: host integers, advanced once per settled update."""
+    """Progress of a run: host integers, advanced once per settled update."""
 
     step: int = 0
     """Updates completed."""
     window: int = 0
-    """Windows consumed, skipped updates included."""
+    """Windows consumed, including skipped updates."""
     samples: int = 0
     tokens: int = 0
     cursor: Cursor | StreamCursor = START
-    """Where the data stands: a position, or a stream's own state."""
+    """Position in the data, or a stream's own state."""
     evaluated_step: int = -1
     """Step of the last evaluation, so that a resume at the end does not evaluate twice."""
     evaluation_due: bool = False
-    """Whether a stop has cut the evaluation at this step: a resume begins with it."""
+    """Whether a stop has interrupted the evaluation at this step: a resume starts with it."""
     spent_seconds: float = 0.0
     """Wall time of all attempts so far (measured)."""
 
     @property
     def epoch(self) -> int:
-        """Epochs completed, the current one not counted."""
+        """Epochs completed, without the current one."""
         epoch: int = self.cursor.epoch
         return epoch
 
@@ -119,7 +119,7 @@ class Progress:
 
 @dataclass
 class Best:
-    """The best value of the deciding metric so far, and the step that reached it."""
+    """The best value of the deciding metric so far, and its step."""
 
     value: float | None = None
     step: int = 0
@@ -133,11 +133,11 @@ class Best:
 
 @dataclass(frozen=True)
 class RunState:
-    """Every living part of a run that a checkpoint keeps. One field, one entry; no other state."""
+    """All live parts of a run that a checkpoint keeps: one field each, nothing else."""
 
     progress: Progress
     model: nn.Module
-    """The bare module: its keys carry no wrapper prefix."""
+    """The unwrapped module: its keys carry no wrapper prefix."""
     optimizer: NamedOptimizer
     loss_scale: Stateful
     average: Stateful
@@ -146,30 +146,30 @@ class RunState:
     stopping: Stateful
     best: Stateful
     device: Any
-    """Device whose random state is kept beside the CPU's."""
+    """Device whose random state is kept in addition to the CPU's."""
     rank: int = 0
-    """Rank of this process: each keeps a random state of its own."""
+    """Rank of this process: each keeps its own random state."""
     layers: Layers = ALL_LAYERS
-    """Which layers of the model this process has."""
+    """The layers of the model that this process holds."""
 
     def __post_init__(self) -> None:
         kind = type(self.model)
-        # torch.compile's wrapper is known by what it holds: importing its class takes a second.
+        # torch.compile's wrapper is recognized by an attribute: importing its class takes a second.
         if hasattr(self.model, "_orig_mod") or isinstance(
             self.model, DataParallel | DistributedDataParallel
         ):
             raise ModelError(
                 f"the model is wrapped in {kind.__name__}",
                 where="model",
-                rule="a run takes the bare module: the names in its checkpoints carry no prefix",
-                remedy="hand in the module itself; train.compile=whole compiles it",
+                rule="a run takes the unwrapped module: names in its checkpoints carry no prefix",
+                remedy="pass the module itself; train.compile=whole compiles it",
             )
 
     def capture(self, **log_offsets: int) -> Snapshot:
-        """Copies nothing: the snapshot's tensors are the live ones. Write it before going on.
+        """Copies nothing: the snapshot holds the live tensors. Write it before training continues.
 
         Args:
-            log_offsets: byte offsets of the run's logs at this moment.
+            log_offsets: current byte offsets of the run's logs.
         """
         snapshot = split_tree(
             {
@@ -189,10 +189,10 @@ class RunState:
         return telling(snapshot, self.layers)
 
     def restore(self, snapshot: Snapshot) -> dict[str, int]:
-        """Puts a snapshot back into the live parts; returns the log offsets.
+        """Loads a snapshot into the live parts; returns the log offsets.
 
         Raises:
-            CheckpointError: the snapshot belongs to another model.
+            CheckpointError: the snapshot is of another model.
         """
         with naming_state():
             snapshot = self._laid_out(own_part(snapshot, self.layers))
@@ -203,21 +203,21 @@ class RunState:
             self.optimizer.load_state_by_name(state["optimizer"])
             for name in PARTS_BY_STATE_DICT:
                 getattr(self, name).load_state_dict(state[name])
-            # Last: what another part refuses must leave the weights as they are.
+            # Last: an error in another part must leave the weights unchanged.
             self.model.load_state_dict(weights)
             own = state[RANKS_KEY].get(str(self.rank))
             if own is not None:
-                # A rank that was not there before keeps the random state of its seed.
+                # A rank that did not exist before keeps the random state of its seed.
                 restore_rng(own["rng"])
             return {str(log): _count(state["log_offsets"], log) for log in state["log_offsets"]}
 
     def _laid_out(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with sharded tensors read as they lie here: only this rank's part of each.
+        """The snapshot with sharded tensors read in this layout: only this rank's part of each.
 
-        Moments and averages lie as the parameter does that they belong to.
+        Optimizer moments and averages are sharded like their parameters.
         """
         stored = snapshot.tensors
-        # As it stands in a path, and as it did where a '/' in a name was not escaped.
+        # Escaped as in a path, and as in older checkpoints where a '/' in a name was not escaped.
         sharded = {
             form: p
             for n, p in self.model.state_dict().items()
@@ -240,20 +240,20 @@ def weights_of(snapshot: Snapshot) -> dict[str, Any]:
     """The model's state, by name.
 
     Raises:
-        CheckpointError: the snapshot holds none.
+        CheckpointError: the snapshot has none.
     """
     with naming_state():
         return dict(join_tree(snapshot)["model"])
 
 
 def averaged_weights_of(snapshot: Snapshot) -> dict[str, Any]:
-    """The model's state with the averaged weights in place of the trained ones, by name.
+    """The model's state with averaged weights in place of the trained ones, by name.
 
-    Buffers and frozen weights are the model's own; number types too.
+    Buffers, frozen weights and dtypes are those of the model.
 
     Raises:
         RequestError: the run kept no average.
-        CheckpointError: the snapshot holds no model.
+        CheckpointError: the snapshot has no model.
     """
     weights = weights_of(snapshot)
     with naming_state():
@@ -264,9 +264,9 @@ def averaged_weights_of(snapshot: Snapshot) -> dict[str, Any]:
                 "the run kept no average of its weights",
                 where="average",
                 rule="`ema.kind=on` keeps one",
-                remedy="take the raw weights",
+                remedy="use the raw weights",
             )
-        # A tied tensor is averaged once and has several names: all say where the one is written.
+        # A tied tensor is averaged once under one of its names, and used for all of them.
         averages = {
             held[written_key(name)][TENSOR_MARK]: mean for name, mean in average["weights"].items()
         }
@@ -282,7 +282,7 @@ def averaged_weights_of(snapshot: Snapshot) -> dict[str, Any]:
 
 @contextmanager
 def naming_state() -> Iterator[None]:
-    """What a state of an unexpected form raises becomes an error of the checkpoint.
+    """Context manager: errors of reading state become errors of the checkpoint.
 
     Raises:
         CheckpointError: with what was wrong.
@@ -292,7 +292,7 @@ def naming_state() -> Iterator[None]:
     except MALFORMED as error:
         raise CheckpointError(
             f"the state of the checkpoint has an unexpected form: {type(error).__name__}: {error}",
-            rule="a checkpoint holds every part of a run's state, each of its own form",
+            rule="a checkpoint has every part of a run's state, each in its own form",
             remedy=f"{GO_ON_FROM_OLDER}; or resume with the version that wrote it",
         ) from error
 
@@ -311,16 +311,16 @@ def check_same_tensors(
     *,
     same_dtype: bool = True,
 ) -> None:
-    """Refuses tensors that differ in name, shape or number type, and names the first that do.
+    """Refuses tensors that differ in name, shape or dtype; the error names the first ones.
 
-    What is no tensor is compared by name only, and so is an extra state, whatever it is: its form
-    is the module's own business and may change from one update to the next.
+    Entries that are not tensors are compared by name only, and so is extra state of any form,
+    which may change from one update to the next.
 
     Args:
         ours: the model's state.
         theirs: the checkpoint's.
-        most_named: how many differences are named.
-        same_dtype: False where weights are only a start, and are converted.
+        most_named: how many differences the error names.
+        same_dtype: False if weights are only a start and are converted.
 
     Raises:
         CheckpointError: with up to `most_named` differences.
@@ -338,18 +338,18 @@ def check_same_tensors(
         raise CheckpointError(
             f"the checkpoint is of another model: {len(differences)} tensors differ",
             where=shown + (f"; and {more} more" if more > 0 else ""),
-            rule="the same tensors, by name, shape and number type",
+            rule="the same tensors, by name, shape and dtype",
             remedy="use the recipe of that run, or start a new run from its weights",
         )
 
 
 def _form(state: Mapping[str, Any], name: str) -> tuple[str, str]:
-    """Shape and number type, or what stands in their place."""
+    """Shape and dtype, or a text in place of them."""
     if name not in state:
         return "missing", ""
     if name.rpartition(".")[2] == EXTRA_STATE:
         return "an extra state", ""
     value = state[name]
     if not isinstance(value, Tensor):
-        return "no tensor", ""
+        return "not a tensor", ""
     return str(tuple(value.shape)), str(value.dtype).removeprefix("torch.")

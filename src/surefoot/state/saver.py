@@ -1,7 +1,7 @@
-"""Saves the checkpoints of one run: at once, or beside the training. Decides nothing of the run.
+"""Saves the checkpoints of one run, synchronously or in the background.
 
-One save is in flight at most. What goes wrong in it reaches the training at its next boundary, on
-all ranks alike. A disk that is full or fails is told loudly; by policy the run goes on without a
+At most one save is in flight. An error in it reaches the training at its next boundary, on all
+ranks. A disk that is full or fails is always reported; by policy the run continues without a
 checkpoint or ends.
 """
 
@@ -35,7 +35,7 @@ class SaveKind(Enum):
 
     REGULAR = "regular"
     EPHEMERAL = "ephemeral"
-    """Only until the next one."""
+    """Kept only until the next one."""
     FINAL = "final"
     """The run ends with it: it must succeed."""
 
@@ -50,7 +50,7 @@ class SavePolicy:
 
 @dataclass
 class _Flight:
-    """A save that is under way or done."""
+    """A save in progress or done."""
 
     step: int
     must_succeed: bool
@@ -63,14 +63,14 @@ class _Flight:
 
 
 class Saver:
-    """Writes checkpoints and lets old ones go.
+    """Writes checkpoints and applies the retention.
 
     Args:
         checkpoints: their folder.
-        policy: at once or beside the training; what a full disk means.
-        retention: which stay; applied by rank 0 after each commit.
-        ranks: meets in a channel of its own, so that no other meeting comes in between.
-        tell: hears of each save, on the thread of the training.
+        policy: synchronous or in the background; what a full disk means.
+        retention: which to keep; applied by rank 0 after each commit.
+        ranks: uses a channel of its own, so that no other exchange can interleave.
+        tell: called for each save, on the training thread.
     """
 
     def __init__(
@@ -86,14 +86,14 @@ class Saver:
         self._flight: _Flight | None = None
 
     def save(self, draft: Draft, kind: SaveKind = SaveKind.REGULAR) -> bool:
-        """Saves, or begins to, once the save before is over.
+        """Saves, or starts to, once the previous save is done.
 
         Returns:
-            False where the disk refuses and the policy is to go on.
+            False if the disk refuses and the policy is to continue.
 
         Raises:
-            CheckpointError: this save (or, where it runs beside the training, the one before)
-                failed; nothing was published, older ones are untouched.
+            CheckpointError: this save (or, in the background, the previous one) failed; nothing was
+                published, older ones are untouched.
         """
         self.finish()
         flight = _Flight(draft.step, kind is SaveKind.FINAL, time.perf_counter())
@@ -101,7 +101,7 @@ class Saver:
         if self._policy.mode == "async":
             draft = replace(draft, pieces=self._stage.copy(draft.pieces))
             flight.stalled_seconds = time.perf_counter() - flight.began
-            # Not a daemon: the interpreter waits for what it has begun to write.
+            # Not a daemon: the interpreter waits for a save that has begun.
             flight.thread = threading.Thread(
                 target=self._run, args=(draft, flight), name="surefoot-save"
             )
@@ -114,7 +114,7 @@ class Saver:
         return self.finish()
 
     def poll(self) -> None:
-        """Tells of a save that has ended on all ranks meanwhile. Never waits for one.
+        """Reports a save that has ended on all ranks. Never waits for one.
 
         Every rank calls it at the same point of the run.
 
@@ -129,10 +129,10 @@ class Saver:
             self.finish()
 
     def finish(self, *, must_succeed: bool = False) -> bool:
-        """Waits for the save in flight, if any, and tells of it; False as for `save`.
+        """Waits for the save in flight, if any, and reports it; returns as `save` does.
 
         Args:
-            must_succeed: a disk that refuses is an error too: no later save will make up for it.
+            must_succeed: a disk that refuses is an error: no later save will make up for it.
 
         Raises:
             CheckpointError: it failed.
@@ -155,7 +155,7 @@ class Saver:
             raise flight.error
         self._tell(
             SAVE_PAUSED,
-            f"NO CHECKPOINT at step {flight.step}, the run goes on: {flight.error}",
+            f"NO CHECKPOINT at step {flight.step}, the run continues: {flight.error}",
             {
                 "checkpoint_step": flight.step,
                 "folder": str(self._checkpoints),
@@ -188,7 +188,7 @@ class Saver:
 
 
 def make_saver(settings: Settings, checkpoints: Path, ranks: Ranks, tell: Tell) -> Saver:
-    """What writes the checkpoints of a run, as its settings ask."""
+    """The saver of a run, as its settings ask."""
     section = settings.checkpoint
     every = section.keep_every
     keep = Keep(section.keep, section.keep_best, every.value if isinstance(every, Steps) else 0)

@@ -1,8 +1,7 @@
-"""How the tensors of a state lie over the ranks, and which rank writes what.
+"""How the tensors of a state are distributed over ranks, and which rank writes what.
 
-A tensor that every rank holds whole is written once. A sharded one (a DTensor) is written in the
-chunks in which it lies, each once; which chunks those are is what torch's distributed checkpoint
-plans. Nothing here touches a file.
+A replicated tensor is written once. A sharded one (a DTensor) is written in chunks, each once, as
+planned by torch's distributed checkpoint. Reads and writes no file.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ READS_AS_A_PART = re.compile(r"@[0-9,]*\Z")
 
 
 class Box(NamedTuple):
-    """A part of a tensor: where it begins and how far it goes, along each dim."""
+    """A part of a tensor: offset and size along each dim."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -34,14 +33,14 @@ class Box(NamedTuple):
         return prod(self.sizes)
 
     def slices(self, origin: Sequence[int]) -> tuple[slice, ...]:
-        """Where it lies in a tensor that begins at `origin`."""
+        """Its slices in a tensor that begins at `origin`."""
         return tuple(
             slice(offset - start, offset - start + size)
             for offset, size, start in zip(self.offsets, self.sizes, origin, strict=True)
         )
 
     def meet(self, other: Box) -> Box | None:
-        """What two parts of one tensor have in common; None for nothing."""
+        """The intersection of two parts of a tensor; None if empty."""
         offsets, sizes = [], []
         for mine, size, theirs, length in zip(
             self.offsets, self.sizes, other.offsets, other.sizes, strict=True
@@ -60,16 +59,15 @@ class Piece:
 
     name: str
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the full tensor."""
     box: Box
     data: Tensor
 
     @property
     def key(self) -> str:
-        """Its name in a file: that of the tensor and, for a part of it, where it begins.
+        """Its name in a file: that of the tensor and, for a part, its offsets.
 
-        No two pieces have one: where the name of a whole tensor reads as that of a part, it says
-        too where it begins.
+        Unique: a full tensor whose name looks like that of a part gets its offsets, too.
         """
         if self.box.sizes == self.shape and not READS_AS_A_PART.search(self.name):
             return self.name
@@ -86,7 +84,7 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def pieces_of(tensors: Mapping[str, Tensor]) -> list[Piece]:
-    """What this rank holds of each tensor; the data is not copied."""
+    """This rank's pieces of each tensor; nothing is copied."""
     pieces: list[Piece] = []
     for name, tensor in tensors.items():
         shape = tuple(tensor.shape)
@@ -98,7 +96,7 @@ def pieces_of(tensors: Mapping[str, Tensor]) -> list[Piece]:
 
 
 def sharded_parts(tensor: Tensor) -> list[tuple[Box, Tensor]]:
-    """The parts of a DTensor on this rank, as torch's own planner cuts them; none for nothing."""
+    """The parts of a DTensor on this rank, as torch's planner splits them; possibly none."""
     from torch.distributed.checkpoint import DefaultSavePlanner
 
     planner = DefaultSavePlanner(flatten_state_dict=False)
@@ -114,7 +112,7 @@ def sharded_parts(tensor: Tensor) -> list[tuple[Box, Tensor]]:
 
 
 def choose_writers(held: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """Which rank writes each piece: one that holds it, and has the least to write so far.
+    """Which rank writes each piece: of those that hold it, the one with the least to write so far.
 
     Args:
         held: for each rank, the bytes of each piece that it holds, by key.
@@ -135,11 +133,11 @@ def choose_writers(held: Sequence[Mapping[str, int]]) -> dict[str, int]:
 
 
 def laid_out_like(live: Tensor, read: Callable[[Box], Tensor]) -> Tensor:
-    """A DTensor that lies as `live` does, read part by part.
+    """A DTensor with the layout of `live`, read part by part.
 
     Args:
         live: a DTensor.
-        read: gives the data of a box, on the CPU.
+        read: returns the data of a box, on the CPU.
     """
     from torch.distributed.tensor import DTensor
 

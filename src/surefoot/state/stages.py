@@ -1,7 +1,7 @@
-"""The state of a run whose layers lie on several ranks: what a rank adds to it, and takes of it.
+"""State of a run with pipeline stages: what a rank contributes and what it reads.
 
-A checkpoint names each tensor once and says nothing of stages. So a rank with other layers than
-rank 0 tells what it has of each, and a rank reads no more than is its own. No tensor is touched.
+A checkpoint names each tensor once, without stages. A rank with other layers than rank 0
+contributes its entries, and a rank reads only its own. No tensor is changed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from surefoot.parallel.sizes import ParameterSizes
 from surefoot.state.tree import Snapshot, written_key
 
 STAGES_KEY: Final = "stages"
-"""Below it stands what a rank tells of its layers; joined to the rest before it is written."""
+"""Key of a rank's entries for its layers; merged into the state before it is written."""
 BY_TENSOR: Final = (
     ("model",),
     ("optimizer", "shapes"),
@@ -22,18 +22,18 @@ BY_TENSOR: Final = (
     ("optimizer", "masters"),
     ("average", "weights"),
 )
-"""Where the state has an entry for each tensor of the model, or for each that is trained."""
+"""Where the state has an entry per tensor of the model, or per trained tensor."""
 BY_GROUP: Final = ("optimizer", "groups")
 
 
 @dataclass(frozen=True)
 class Layers:
-    """Which layers this rank has.
+    """The layers that this rank holds.
 
     Args:
-        elsewhere: names of the model's tensors that lie on other ranks.
-        size_elsewhere: of the parameters that do.
-        tells: whether this rank speaks for those with the same layers, and is not rank 0.
+        elsewhere: names of the model's tensors on other ranks.
+        size_elsewhere: sizes of the parameters on other ranks.
+        tells: whether this rank contributes for those with the same layers, and is not rank 0.
     """
 
     elsewhere: frozenset[str] = frozenset()
@@ -45,16 +45,16 @@ ALL_LAYERS: Final = Layers()
 
 
 def telling(snapshot: Snapshot, layers: Layers) -> Snapshot:
-    """A snapshot of this rank with what it tells of its layers."""
+    """This rank's snapshot with the entries for its layers."""
     if not layers.tells:
         return snapshot
-    told = {"/".join(path): _at(snapshot.values, path) for path in (*BY_TENSOR, BY_GROUP)}
-    return Snapshot(snapshot.tensors, {**snapshot.values, STAGES_KEY: told})
+    entries = {"/".join(path): _at(snapshot.values, path) for path in (*BY_TENSOR, BY_GROUP)}
+    return Snapshot(snapshot.tensors, {**snapshot.values, STAGES_KEY: entries})
 
 
-def joined(values: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of rank 0 with what another rank has told; what both have is that of rank 0."""
-    for place, entries in told.items():
+def joined(values: Mapping[str, Any], contributed: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of rank 0 merged with another rank's entries; common ones are rank 0's."""
+    for place, entries in contributed.items():
         path = place.split("/")
         if entries:
             values = _with(values, path, {**entries, **_at(values, path)})
@@ -62,7 +62,7 @@ def joined(values: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]
 
 
 def own_part(snapshot: Snapshot, layers: Layers) -> Snapshot:
-    """A snapshot of all layers, less those of other ranks."""
+    """A snapshot of all layers without those of other ranks."""
     values = snapshot.values
     elsewhere = {written_key(name) for name in layers.elsewhere}
     for path in BY_TENSOR if elsewhere else ():

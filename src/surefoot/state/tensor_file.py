@@ -1,10 +1,10 @@
-"""Writes tensors to a file in the safetensors format, and its digest in the same pass.
+"""Writes tensors in the safetensors format, computing the digest in the same pass.
 
-The bytes go from the tensor's memory to the disk without a copy, in blocks during which other
-threads run. Files are read by the safetensors library; this module reads none.
+Data goes from the tensor's memory to disk without a copy, in blocks between which other threads
+run. The safetensors library reads the files; this module reads none.
 
 Format: https://github.com/huggingface/safetensors (8 bytes of header length, little-endian; a JSON
-header of dtype, shape and offsets; the data, one tensor after the other).
+header of dtype, shape and offsets; the data of all tensors in order).
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ DTYPE_NAMES: Final[Mapping[torch.dtype, str]] = {
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileEntry:
-    """Writes a new file and makes it durable.
+    """Writes a new file durably.
 
     Args:
-        tensors: dense tensors by name, on any device; views are written as what they show.
+        tensors: dense tensors by name, on any device; a view is written as its visible content.
 
     Raises:
         CheckpointError: a tensor cannot be written, see `refuse_unwritable`.
@@ -72,7 +72,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileEntry:
 def _blocks(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
     header: dict[str, Any] = {}
     begin = 0
-    # The widest numbers first: then each tensor begins on a border of its own width.
+    # Widest dtypes first, so that each tensor is aligned to its item size.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     for name, tensor in ordered:
         end = begin + tensor.numel() * tensor.element_size()
@@ -95,7 +95,7 @@ def _blocks(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
 def _bytes_of(tensor: Tensor) -> Any:
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     if flat.stride(0) != 1:
-        # torch takes one element (or none) for contiguous at any stride, but does not view it.
+        # torch counts one element (or none) as contiguous at any stride, but cannot view it.
         flat = flat.clone(memory_format=torch.contiguous_format)
     if sys.byteorder == "big":
         flat = flat.clone()
@@ -104,25 +104,25 @@ def _bytes_of(tensor: Tensor) -> Any:
 
 
 def refuse_unwritable(name: str, tensor: Tensor) -> None:
-    """Refuses a tensor that the format cannot hold; its numbers are not looked at.
+    """Refuses a tensor that the format cannot hold; reads no values.
 
     Raises:
-        CheckpointError: it has a number type that the format has not, is sparse or nested, or has
-            no memory, such as one that is not initialized yet.
+        CheckpointError: its dtype is not in the format, it is sparse or nested, or it has no
+            storage, such as an uninitialized one.
     """
     if is_lazy(tensor):
-        what = "a tensor that is not initialized yet"
+        what = "an uninitialized tensor"
     elif tensor.is_nested:
         what = "a nested tensor"
     elif tensor.dtype not in DTYPE_NAMES or tensor.layout is not torch.strided:
         what = f"a tensor of type {tensor.dtype} ({tensor.layout})"
     elif tensor.numel() and not tensor.data_ptr():
-        what = f"a {type(tensor).__name__} without memory of its own ({tensor.device.type})"
+        what = f"a {type(tensor).__name__} without storage ({tensor.device.type})"
     else:
         return
     raise CheckpointError(
-        f"{what} cannot be kept",
+        f"{what} cannot be stored",
         where=name,
         rule=f"dense tensors of {', '.join(sorted(DTYPE_NAMES.values()))}",
-        remedy="keep it in another form, or leave it out of the state (persistent=False)",
+        remedy="store it in another form, or leave it out of the state (persistent=False)",
     )

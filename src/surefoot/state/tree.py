@@ -1,6 +1,6 @@
 """Splits nested state into tensors and plain JSON values, and joins them again.
 
-No pickle: what is neither a tensor nor JSON is refused by name.
+No pickle: a value that is neither a tensor nor JSON is refused by its path.
 """
 
 from __future__ import annotations
@@ -24,30 +24,29 @@ MARK_SIGN = "$"
 KEY_SEPARATOR = "/"
 SURROGATE = re.compile("[\ud800-\udfff]")
 MOST_LEVELS = 128
-"""How deep state may be nested; readers of JSON go no deeper than a few hundred levels."""
+"""Deepest nesting of state; JSON readers support a few hundred levels."""
 MOST_BITS = 14_000
-"""Of a whole number: Python reads and writes about 4,300 digits."""
+"""Largest bit length of an integer: Python reads and writes about 4,300 digits."""
 RANKS_KEY = "ranks"
-"""Below it stands what each rank has for itself, by the rank's number."""
+"""Key of what each rank has for itself, by rank number."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """State as it is written: tensors by path, and a JSON value that says where each belongs."""
+    """State as it is written: tensors by path, and a JSON value that refers to them."""
 
     tensors: Mapping[str, Tensor]
     values: Any
 
 
 def split_tree(state: Any) -> Snapshot:
-    """Splits `state`.
+    """Splits nested state. Nothing is copied.
 
-    Tensors that share storage and layout (tied weights) are kept once. No two others have one
-    name. Nothing is copied.
+    Tensors that share storage and layout (tied weights) are stored once. All other paths are
+    unique.
 
     Raises:
-        CheckpointError: a value is neither a tensor that can be written nor JSON; its path is
-            named.
+        CheckpointError: a value is neither a tensor that can be written nor JSON; names its path.
     """
     tensors: dict[str, Tensor] = {}
     known: dict[tuple[Any, ...], str] = {}
@@ -75,17 +74,17 @@ def split_tree(state: Any) -> Snapshot:
 
 
 def path_part(key: str) -> str:
-    """A key as a part of a path: two paths are equal only where all their keys are.
+    """A key as part of a path; paths are equal only if all their keys are.
 
-    Escaped as in a JSON pointer, https://www.rfc-editor.org/rfc/rfc6901#section-3, and what no file
-    can hold (half of a surrogate pair) by its number.
+    Escaped as in a JSON pointer, https://www.rfc-editor.org/rfc/rfc6901#section-3; a lone
+    surrogate, which no file can hold, by its number.
     """
     escaped = key.replace("~", "~0").replace(KEY_SEPARATOR, "~1")
     return SURROGATE.sub(lambda found: f"~{ord(found[0]):x}", escaped)
 
 
 def written_key(key: str) -> str:
-    """A key as it stands in the JSON value, never a mark."""
+    """A key as written in the JSON value, never a mark."""
     return MARK_SIGN + key if key.startswith(MARK_SIGN) else key
 
 
@@ -111,7 +110,7 @@ def join_tree(snapshot: Snapshot) -> Any:
 
 
 def tensors_named(values: Any) -> Iterator[str]:
-    """Paths of the tensors that the JSON value of a snapshot names, each as often as it does."""
+    """Paths of the tensors named in a snapshot's JSON value, with repetitions."""
     if isinstance(values, Mapping):
         if set(values) == {TENSOR_MARK}:
             yield str(values[TENSOR_MARK])
@@ -126,7 +125,7 @@ def tensors_named(values: Any) -> Iterator[str]:
 def _keep(
     tensor: Tensor, path: str, tensors: dict[str, Tensor], known: dict[tuple[Any, ...], str]
 ) -> str:
-    # Sharded tensors (DTensor) are known by the memory of their part on this rank.
+    # Sharded tensors (DTensor) are identified by the storage of their local part.
     memory: Any = tensor
     if hasattr(memory, "to_local"):
         memory = memory.detach().to_local()
@@ -140,8 +139,8 @@ def _keep(
 
 
 def memory_seen(tensor: Tensor) -> tuple[Any, ...]:
-    """What is equal for two dense tensors with elements that are one: where they lie and how they
-    are read."""
+    """A key that is equal for two dense, non-empty tensors that are views of the same memory with
+    the same layout."""
     return (
         tensor.device,
         tensor.data_ptr(),
@@ -165,7 +164,7 @@ def _tensor(snapshot: Snapshot, name: str) -> Tensor:
 
 def _key(key: Any, path: str) -> str:
     if isinstance(key, str):
-        # A class of its own may print as something else.
+        # A subclass may print differently.
         return str.__str__(key)
     raise CheckpointError(
         f"state has a key of type {type(key).__name__}: {key!r}",
@@ -177,7 +176,7 @@ def _key(key: Any, path: str) -> str:
 
 def _too_deep(path: str) -> CheckpointError:
     return CheckpointError(
-        f"state is nested more than {MOST_LEVELS} levels deep, or holds itself",
+        f"state is nested more than {MOST_LEVELS} levels deep, or contains itself",
         where=path,
         rule="a checkpoint holds tensors and JSON values",
         remedy="return flat lists and dicts from state_dict()",
@@ -189,18 +188,18 @@ def _plain(value: Any, path: str) -> Any:
         value = value.item()
     if isinstance(value, int) and value.bit_length() > MOST_BITS:
         raise CheckpointError(
-            f"a whole number of {value.bit_length():,} bits cannot be kept",
+            f"an integer of {value.bit_length():,} bits cannot be stored",
             where=path,
-            rule=f"whole numbers have up to {MOST_BITS:,} bits",
-            remedy="keep it as text in base 16",
+            rule=f"integers have at most {MOST_BITS:,} bits",
+            remedy="store it as text in base 16",
         )
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {FLOAT_MARK: repr(value)}
     raise CheckpointError(
-        f"state of type {type(value).__module__}.{type(value).__qualname__} cannot be kept",
+        f"state of type {type(value).__module__}.{type(value).__qualname__} cannot be stored",
         where=path or "top level",
-        rule="a checkpoint holds tensors and JSON values only, never pickled objects",
+        rule="a checkpoint holds only tensors and JSON values, never pickled objects",
         remedy="return numbers, strings, lists, dicts and tensors from state_dict()",
     )

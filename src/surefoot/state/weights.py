@@ -1,7 +1,6 @@
-"""Weights alone: read from a run, a checkpoint or a safetensors file, to start a new run from them.
+"""Weights only: read from a run, a checkpoint or a safetensors file, to start a new run.
 
-This is a warm start, never a resume: step, optimizer and random state begin anew. Nothing that is
-read is executed.
+A warm start, never a resume: step, optimizer and random state start anew. Executes nothing.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     """The model's tensors by name, on the CPU.
 
     Args:
-        path: a run folder or a folder of checkpoints (the newest whole one is taken), a checkpoint
+        path: a run folder or a folder of checkpoints (the newest complete one), a checkpoint
             folder, or a safetensors file.
 
     Raises:
-        MissingDataError: there is nothing at `path`.
-        CheckpointError: it is damaged, or of a form that is not read.
+        MissingDataError: `path` does not exist.
+        CheckpointError: it is damaged, or not in a supported form.
     """
     path = Path(path)
     if not path.exists():
@@ -43,7 +42,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             raise CheckpointError(f"{path.name} is damaged: {error}", where=str(path)) from error
     else:
         raise CheckpointError(
-            f"{path.name} holds no weights that can be read",
+            f"{path.name} has no weights in a supported form",
             where=str(path),
             rule="a run folder, a checkpoint folder, or a safetensors file",
             remedy="save the state dict with safetensors.torch.save_file",
@@ -52,14 +51,14 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def start_from(model: nn.Module, path: str | Path) -> None:
-    """Copies the weights at `path` into `model`, in the number type of the model.
+    """Copies the weights at `path` into `model`, converted to the model's dtypes.
 
     Raises:
-        CheckpointError: they are of another model; the first differing tensors are named.
+        CheckpointError: they are of another model; names the first differing tensors.
     """
     weights = read_weights(path)
     ours = model.state_dict()
-    # A file keeps a tied tensor once; the model names it twice.
+    # A file stores a tied tensor once; the model names it twice.
     for name, tensor in ours.items():
         if name not in weights:
             twin = next((n for n in ours if n in weights and _is_one(ours[n], tensor)), None)

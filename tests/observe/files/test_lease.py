@@ -120,7 +120,7 @@ def test_who_resumes_a_run_is_told_why_it_waits(
     leave(tmp_path, ELSEWHERE)
     told: list[str] = []
     with run_folder.RunFolder.open(tmp_path, tell=told.append):
-        assert len(told) == 1 and "watching for 0.3 s" in told[0] and "on far" in told[0]
+        assert len(told) == 1 and "waiting 0.3 s" in told[0] and "on far" in told[0]
 
 
 def test_an_owner_that_gave_the_folder_back_is_not_waited_for(

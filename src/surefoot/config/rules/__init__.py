@@ -1,8 +1,7 @@
 """Rules across the keys of a recipe, each a named function.
 
-A rule takes the sections that its parameters name and yields what breaks it; it is left out where
-one of them is missing or wrong in itself. Rules never change a value. Origins are filled in by the
-caller.
+A rule takes the sections named by its parameters and yields violations; it is skipped if one of
+them is missing or invalid. Rules never change a value. The caller fills in origins.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def broken_rules(sections: Mapping[str, Any]) -> list[Violation]:
-    """Violations of all rules whose sections are there."""
+    """Violations of all rules whose sections are present."""
     found: list[Violation] = []
     for rule in RULES:
         names = inspect.signature(rule).parameters

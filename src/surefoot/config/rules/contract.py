@@ -1,4 +1,4 @@
-"""Rules of what a run promises: a contract that nobody could judge is refused before the run."""
+"""Rules of contracts: a contract that cannot be judged is refused before the run."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from surefoot.core.errors import Violation
 
 
 def named_metric_needs_a_direction(contract: ContractSection) -> Iterator[Violation]:
-    """Only the task knows which way is better, and only for its own metric."""
+    """Only the task knows which direction is better, and only for its own metric."""
     if not isinstance(contract, ContractOnSection) or contract.metric == "as-task":
         return
     if contract.direction == "as-task":
         yield broken(
             "contract.direction",
-            f"contract.metric is {contract.metric}, and nothing says which way is better",
+            f"contract.metric is {contract.metric}, and its direction is not given",
             "use contract.direction=min or max",
         )
 
 
 def slices_need_a_baseline(contract: ContractSection) -> Iterator[Violation]:
-    """A regression is a change from something."""
+    """A regression is a change relative to a baseline."""
     if not isinstance(contract, ContractOnSection) or not contract.slices:
         return
     if contract.baseline == "none":
@@ -44,7 +44,7 @@ def slices_need_a_baseline(contract: ContractSection) -> Iterator[Violation]:
 
 
 def cost_needs_a_price(contract: ContractSection) -> Iterator[Violation]:
-    """Money is device-hours times a price."""
+    """A cost is device-hours times a price."""
     if not isinstance(contract, ContractOnSection):
         return
     budget = contract.budget
@@ -52,12 +52,12 @@ def cost_needs_a_price(contract: ContractSection) -> Iterator[Violation]:
         yield broken(
             "contract.budget.cost",
             "a cost needs contract.budget.price_per_device_hour",
-            "give what one device costs for an hour, or limit device_hours",
+            "set the price of one device per hour, or limit device_hours",
         )
 
 
 def kind_of_result_demands(contract: ContractSection) -> Iterator[Violation]:
-    """What the kind of result needs, and the recipe can give."""
+    """What the kind of result requires that the recipe can provide."""
     if contract.kind not in ("production_candidate", "adapter"):
         return
     assert isinstance(contract, ContractOnSection)
@@ -72,7 +72,7 @@ def kind_of_result_demands(contract: ContractSection) -> Iterator[Violation]:
 
 
 def adapter_has_base_weights(contract: ContractSection, model: ModelSection) -> Iterator[Violation]:
-    """An adapter changes a model that is there."""
+    """An adapter changes an existing model."""
     if contract.kind == "adapter" and model.initial_weights == "none":
         yield broken(
             "model.initial_weights",

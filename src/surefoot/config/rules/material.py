@@ -1,4 +1,4 @@
-"""Rules of what is trained on what: model, data and task must fit each other."""
+"""Rules that model, data and task fit each other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DATA_OF_MODELS: dict[str, tuple[str, ...]] = {
 
 
 def task_fits_the_data(task: TaskSection, data: DataSection) -> Iterator[Violation]:
-    """Labels of one meaning cannot train a loss of another."""
+    """Labels for one task cannot train the loss of another."""
     wanted = _TASKS_OF_DATA.get(data.kind, task.kind)
     if task.kind != wanted and not isinstance(task, CustomTaskSection | FunctionSection):
         yield broken(
@@ -36,7 +36,7 @@ def task_fits_the_data(task: TaskSection, data: DataSection) -> Iterator[Violati
 
 
 def model_fits_the_data(model: ModelSection, data: DataSection) -> Iterator[Violation]:
-    """A decoder reads tokens, the others read numbers."""
+    """A decoder reads tokens, other models read numbers."""
     fitting = _DATA_OF_MODELS.get(model.kind, (data.kind,))
     if data.kind not in fitting and not isinstance(data, CustomDataSection):
         yield broken(
@@ -47,7 +47,7 @@ def model_fits_the_data(model: ModelSection, data: DataSection) -> Iterator[Viol
 
 
 def heads_divide_the_embedding(model: ModelSection) -> Iterator[Violation]:
-    """Each head takes an equal part, and rotary positions turn pairs of dims."""
+    """Heads have equal sizes, and rotary positions rotate pairs of dims."""
     if not isinstance(model, GPTSection):
         return
     dim, heads = model.embedding_dim, model.num_heads
@@ -60,7 +60,7 @@ def heads_divide_the_embedding(model: ModelSection) -> Iterator[Violation]:
     elif model.positions == "rope" and (dim // heads) % 2:
         yield broken(
             "model.num_heads",
-            f"rope needs an even number of dims a head, not {dim // heads}",
+            f"rope needs an even head dim, not {dim // heads}",
             "change model.embedding_dim or model.num_heads, or use model.positions=learned",
         )
     kv_heads = model.num_kv_heads
@@ -73,7 +73,7 @@ def heads_divide_the_embedding(model: ModelSection) -> Iterator[Violation]:
 
 
 def sequences_fit_the_model(model: ModelSection, data: DataSection) -> Iterator[Violation]:
-    """The model must hold the longest sequence and every token id."""
+    """The model must support the longest sequence and every token id."""
     if not (isinstance(model, GPTSection) and isinstance(data, TextSection)):
         return
     for key in ("sequence_length", "vocabulary_size"):
@@ -87,7 +87,7 @@ def sequences_fit_the_model(model: ModelSection, data: DataSection) -> Iterator[
 
 
 def stages_have_blocks(model: ModelSection) -> Iterator[Violation]:
-    """Numbers of blocks are one for all stages, or one for each."""
+    """One number of blocks for all stages, or one per stage."""
     if (
         isinstance(model, ResNetSection)
         and isinstance(model.blocks_per_stage, tuple)
@@ -101,11 +101,11 @@ def stages_have_blocks(model: ModelSection) -> Iterator[Violation]:
 
 
 def files_have_a_path(data: DataSection) -> Iterator[Violation]:
-    """Text from files needs to know which; the standard library's own needs no path."""
+    """Text files need a path; the standard library's own source needs none."""
     if not isinstance(data, TextSection):
         return
     if data.source == "files" and data.path == "none":
-        yield broken("data.path", "data.source is files, and no path is given", "add data.path")
+        yield broken("data.path", "data.source is files, and data.path is not set", "add data.path")
     if data.source == "stdlib" and data.path != "none":
         yield broken(
             "data.path",

@@ -1,4 +1,4 @@
-"""Rules of what makes a model fit: which trades go together, and which are not made."""
+"""Rules of memory savings: which combine, and which are not offered."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from surefoot.core.errors import Violation
 
 
 def nothing_goes_to_a_disk(memory: MemorySection) -> Iterator[Violation]:
-    """torch has no such path, and a drive is slower than computing again."""
+    """torch has no such path, and a drive is slower than recomputation."""
     if memory.offload_activations == "nvme":
         yield broken(
             "memory.offload_activations",
-            "nothing is kept on a drive: torch has no path for it, every update would write and "
-            "read all of it at a few GB/s, and drives wear out",
+            "offload to a drive is not supported: torch has no path for it, every update would "
+            "write and read everything at a few GB/s, and drives wear out",
             "use memory.offload_activations=cpu, memory.recompute=blocks, or parallel.shard",
         )
 
 
 def one_way_to_keep_a_block(memory: MemorySection, train: TrainSection) -> Iterator[Violation]:
-    """What is computed again is not kept, and compiled blocks choose what they keep."""
+    """What is recomputed is not kept, and compiled blocks choose what they keep."""
     if memory.recompute == "budget" and train.compile != "off":
         yield broken(
             "memory.recompute",
-            f"a budget needs to see what a block keeps, and train.compile is {train.compile}",
+            f"a budget needs to observe saved activations, and train.compile is {train.compile}",
             "use train.compile=off, or memory.recompute=blocks with memory.recompute_every",
         )
     if memory.offload_activations == "off":
@@ -41,7 +41,7 @@ def one_way_to_keep_a_block(memory: MemorySection, train: TrainSection) -> Itera
     if train.compile != "off":
         yield broken(
             "memory.offload_activations",
-            f"needs to see what a block keeps, and train.compile is {train.compile}",
+            f"needs to observe saved activations, and train.compile is {train.compile}",
             "use train.compile=off, or memory.recompute=blocks",
         )
 
@@ -49,7 +49,7 @@ def one_way_to_keep_a_block(memory: MemorySection, train: TrainSection) -> Itera
 def weights_come_and_go_uncompiled(
     memory: MemorySection, train: TrainSection
 ) -> Iterator[Violation]:
-    """Compiled code expects its weights where they were."""
+    """Compiled code expects weights at fixed addresses."""
     if memory.offload_parameters == "cpu" and train.compile != "off":
         yield broken(
             "memory.offload_parameters",
@@ -61,7 +61,7 @@ def weights_come_and_go_uncompiled(
 def the_optimizer_steps_after_the_backward(
     memory: MemorySection, train: TrainSection, precision: PrecisionSection, guard: GuardSection
 ) -> Iterator[Violation]:
-    """A step in the backward would come before the norm and the flag are known."""
+    """A step in the backward would come before the norm and the finite flag are known."""
     if not memory.optimizer_in_backward:
         return
     against = [

@@ -1,4 +1,4 @@
-"""What a rule is, and what rules share. Holds no rule."""
+"""The type of a rule, and helpers. Contains no rule."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from surefoot.config.sections.schedules import MultiStepSection, ScheduleSection
 from surefoot.core.errors import Violation
 
 Rule = Callable[..., Iterator[Violation]]
-"""Takes the sections that its parameters name, yields what breaks it."""
+"""Takes the sections named by its parameters, yields violations."""
 
 
 def broken(path: str, rule: str, remedy: str = "") -> Violation:
-    """A violation whose origin the caller of the rules fills in."""
+    """A violation whose origin is filled in by the caller."""
     return Violation(path, "", rule, remedy)
 
 
 def spans(schedule: ScheduleSection) -> Iterator[tuple[str, Any]]:
-    """Path and value of all parts of a run that a schedule names."""
+    """Path and value of all spans in a schedule section."""
     for name in ("warmup", "total", "period", "rise", "cooldown", "cooldown_start"):
         if hasattr(schedule, name):
             yield f"schedule.{name}", getattr(schedule, name)

@@ -1,4 +1,4 @@
-"""Rules of how a run goes: optimizer, precision, evaluation, and what may be counted in tokens."""
+"""Rules of a run: optimizer, precision, evaluation, and what may be counted in tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from surefoot.core.units import Tokens
 
 
 def nesterov_needs_momentum(optimizer: OptimizerSection) -> Iterator[Violation]:
-    """Nesterov's step looks ahead along the momentum."""
+    """Nesterov's step uses the momentum."""
     if isinstance(optimizer, SGDSection) and optimizer.nesterov and not optimizer.momentum:
         yield broken(
             "optimizer.nesterov",
@@ -38,7 +38,7 @@ def nesterov_needs_momentum(optimizer: OptimizerSection) -> Iterator[Violation]:
 
 
 def static_loss_scale_is_for_fp16(precision: PrecisionSection) -> Iterator[Violation]:
-    """Only fp16 has too small a range to hold gradients as they are."""
+    """Only fp16 has a range too small for unscaled gradients."""
     if precision.dtype != "fp16" and precision.loss_scale != "dynamic":
         yield broken(
             "precision.loss_scale",
@@ -50,7 +50,7 @@ def static_loss_scale_is_for_fp16(precision: PrecisionSection) -> Iterator[Viola
 def average_must_be_kept_to_be_evaluated(
     evaluate: EvaluateSection, ema: EmaSection
 ) -> Iterator[Violation]:
-    """The moving average can be evaluated only where there is one."""
+    """The moving average can be evaluated only if it is kept."""
     if evaluate.weights == "ema" and ema.kind == "off":
         yield broken(
             "evaluate.weights",
@@ -62,7 +62,7 @@ def average_must_be_kept_to_be_evaluated(
 def early_stopping_needs_evaluations(
     early_stopping: EarlyStoppingSection, evaluate: EvaluateSection
 ) -> Iterator[Violation]:
-    """Nothing can be stopped by a metric that is measured at the end, or never."""
+    """A metric that is measured at the end, or never, cannot stop a run."""
     if early_stopping.kind == "on" and evaluate.every in ("end", "never"):
         yield broken(
             "early_stopping.kind",
@@ -77,7 +77,7 @@ def metrics_need_a_validation_set(
     schedule: ScheduleSection,
     early_stopping: EarlyStoppingSection,
 ) -> Iterator[Violation]:
-    """With nothing held out there is nothing to watch."""
+    """Without held-out data there is no metric to watch."""
     if getattr(data, "validation_path", "none") != "none" or data.validation_fraction:
         return
     if getattr(data, "validation_target", "none") != "none":
@@ -95,7 +95,7 @@ def metrics_need_a_validation_set(
 
 
 def counts_tokens(task: TaskSection) -> bool | None:
-    """Whether the task counts tokens; None where only its own code knows."""
+    """Whether the task counts tokens; None if only its own code knows."""
     if isinstance(task, CustomTaskSection):
         return None
     return task.unit == "tokens" if isinstance(task, FunctionSection) else task.kind == "generation"
@@ -121,29 +121,29 @@ def tokens_must_be_counted(
         if isinstance(value, Tokens):
             yield broken(
                 path,
-                f"is given in tokens, and the task {task.kind} counts none",
+                f"is given in tokens, and the task {task.kind} does not count tokens",
                 "give it in steps, samples or epochs",
             )
 
 
 def delta_is_for_huber(task: TaskSection) -> Iterator[Violation]:
-    """Only the Huber loss has a delta; elsewhere it would do nothing."""
+    """Only the Huber loss has a delta; elsewhere it would be ignored."""
     if isinstance(task, RegressionSection) and task.loss != "huber" and task.delta != 1.0:
         yield broken(
             "task.delta",
-            f"delta belongs to the Huber loss, and task.loss is {task.loss}",
+            f"delta is a parameter of the Huber loss, and task.loss is {task.loss}",
             "leave it out, or use task.loss=huber",
         )
 
 
 def the_spike_must_be_left_out(guard: GuardSection) -> Iterator[Violation]:
-    """A run that goes back and meets the spike again has gained nothing."""
+    """A run that rolls back and meets the same spike again has gained nothing."""
     if guard.spikes == "roll-back" and guard.leave_out_windows <= guard.roll_back_updates:
         yield broken(
             "guard.leave_out_windows",
-            f"leaves {guard.leave_out_windows} windows out from {guard.roll_back_updates} updates "
-            "before the spike on (guard.roll_back_updates): the spike stays in",
-            "leave more windows out than updates are undone",
+            f"skips {guard.leave_out_windows} windows starting {guard.roll_back_updates} updates "
+            "before the spike (guard.roll_back_updates): the spike is not skipped",
+            "skip more windows than updates are undone",
         )
 
 

@@ -26,7 +26,7 @@ from surefoot.core.units import Count, Seconds
 def decay_to_the_end_needs_a_horizon_in_updates(
     train: TrainSection, schedule: ScheduleSection
 ) -> Iterator[Violation]:
-    """How many updates a time holds is known only afterwards, so no decay can end with it."""
+    """The number of updates in a time is known only afterwards, so no decay can end with it."""
     if not isinstance(train.horizon, Seconds):
         return
     decays = isinstance(
@@ -54,7 +54,7 @@ def decay_to_the_end_needs_a_horizon_in_updates(
 def share_needs_a_horizon_in_updates(
     train: TrainSection, schedule: ScheduleSection
 ) -> Iterator[Violation]:
-    """A share of a time is no number of updates."""
+    """A share of a time is not a number of updates."""
     if not isinstance(train.horizon, Seconds):
         return
     own_total = isinstance(schedule, OneCycleSection) and isinstance(schedule.total, Count)
@@ -70,7 +70,7 @@ def share_needs_a_horizon_in_updates(
 def warmup_ends_within_the_run(
     train: TrainSection, schedule: ScheduleSection
 ) -> Iterator[Violation]:
-    """A warm-up as long as the run never trains at the peak rate."""
+    """A warm-up as long as the run never reaches the peak rate."""
     warmup = getattr(schedule, "warmup", None)
     for path, end in (
         ("schedule.total", getattr(schedule, "total", None)),
@@ -95,7 +95,7 @@ def inverse_sqrt_needs_a_warmup(schedule: ScheduleSection) -> Iterator[Violation
 
 
 def milestones_rise(schedule: ScheduleSection) -> Iterator[Violation]:
-    """Each milestone comes after the one before, in the same unit."""
+    """Each milestone comes after the previous one, in the same unit."""
     if not isinstance(schedule, MultiStepSection):
         return
     for index, (before, after) in enumerate(pairwise(schedule.milestones), 1):
@@ -122,7 +122,7 @@ def cooldown_fits(train: TrainSection, schedule: ScheduleSection) -> Iterator[Vi
     if not length:
         yield broken(
             "schedule.cooldown",
-            "a cooldown of length 0 is none",
+            "a cooldown of length 0 has no effect",
             "use schedule.cooldown=undecided, or schedule.kind=constant",
         )
     if type(length) is type(train.horizon) and length > train.horizon:
@@ -138,7 +138,7 @@ def cooldown_fits(train: TrainSection, schedule: ScheduleSection) -> Iterator[Vi
 
 
 def momentum_is_ordered(schedule: ScheduleSection) -> Iterator[Violation]:
-    """One-cycle takes momentum down and up again."""
+    """One-cycle lowers momentum and raises it again."""
     if isinstance(schedule, OneCycleSection) and schedule.momentum_low > schedule.momentum_high:
         yield broken(
             "schedule.momentum_low",
@@ -149,7 +149,7 @@ def momentum_is_ordered(schedule: ScheduleSection) -> Iterator[Violation]:
 def cycled_momentum_needs_momentum(
     schedule: ScheduleSection, optimizer: OptimizerSection
 ) -> Iterator[Violation]:
-    """One-cycle sets a momentum that plain SGD has no buffer for."""
+    """Plain SGD has no momentum buffer for one-cycle to set."""
     if (
         isinstance(schedule, OneCycleSection)
         and schedule.cycle_momentum
@@ -166,7 +166,7 @@ def cycled_momentum_needs_momentum(
 def plateau_needs_evaluations(
     schedule: ScheduleSection, evaluate: EvaluateSection
 ) -> Iterator[Violation]:
-    """Nothing can be lowered by a metric that is measured at the end, or never."""
+    """A metric that is measured at the end, or never, cannot lower the rate."""
     if isinstance(schedule, PlateauSection) and evaluate.every in ("end", "never"):
         yield broken(
             "schedule.kind",

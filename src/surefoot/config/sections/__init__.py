@@ -1,4 +1,4 @@
-"""Everything a recipe can say, as frozen typed sections. Holds no behaviour."""
+"""All sections of a recipe, as frozen types without behaviour."""
 
 from surefoot.config.fields import Section
 from surefoot.config.sections.contract import (

@@ -1,4 +1,4 @@
-"""Which data, and how it is cut. Reads nothing: whether a path is there, `surefoot.data` says."""
+"""Data sections. Reads nothing: `surefoot.data` checks whether a path exists."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from surefoot.core.doors import OURS, Door
 
 
 class TextSection(Section):
-    """Text files, cut into tokens and packed into sequences."""
+    """Text files, tokenized and packed into sequences."""
 
     kind: Literal["text"]
     source: Literal["stdlib", "files"] = "stdlib"
-    """The source of Python's own standard library, or the files at `path`."""
+    """The source of Python's standard library, or the files at `path`."""
     path: Text = "none"
-    """A file or folder; needed by `source: files`."""
+    """A file or folder; required by `source: files`."""
     pattern: Text = "**/*.txt"
-    """Which files of a folder."""
+    """Glob pattern of the files in a folder."""
     encoding_errors: Literal["stop", "skip"] = "stop"
-    """What to do with a file that is not UTF-8; its name is always reported."""
+    """Stop at a file that is not UTF-8, or skip it; its name is always reported."""
     vocabulary_size: Annotated[int, Field(ge=257)] = 8192
-    """Tokens of the byte-level BPE vocabulary that is trained on the training part."""
+    """Largest number of tokens of the BPE vocabulary, trained on the training part."""
     sequence_length: Annotated[int, Field(ge=2)] = 256
     documents: Literal["joined", "separate"] = "joined"
-    """Whether attention may look across the border of two documents in one sequence."""
+    """Whether attention crosses document boundaries within a sequence."""
     validation_fraction: BelowOne = 0.1
-    """Share of the files that is held out."""
+    """Share of the files held out for validation."""
 
 
 class DigitsSection(Section):
@@ -57,7 +57,7 @@ class ArraysSection(Section):
 
 
 class ImageFolderSection(Section):
-    """Images in one folder for each class."""
+    """Images in one folder per class."""
 
     kind: Literal["image_folder"]
     path: Text

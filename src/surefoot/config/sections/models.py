@@ -1,6 +1,6 @@
-"""Which model. The fields of a kind are those of its configuration in `surefoot.models`.
+"""Model sections. The fields of a kind are those of its configuration in `surefoot.models`.
 
-Never builds one and holds no default that a model does not state itself.
+Builds nothing and defines no default that a model does not define itself.
 """
 
 from __future__ import annotations
@@ -32,41 +32,41 @@ ActivationName = Literal["relu", "gelu", "silu", "tanh", "sigmoid"]
 
 
 class ModelBase(Section, ABC):
-    """What all models share. Abstract: name one of the kinds."""
+    """Base of all model sections."""
 
     initial_weights: Text = "none"
-    """File or run folder to start from, or `none` for a fresh start."""
+    """File or run folder to start from, or `none` for random initialization."""
     frozen: Names = ()
-    """Shell patterns of parameter names that are not trained."""
+    """Glob patterns of parameter names that are not trained."""
 
     def architecture(self) -> dict[str, Any]:
-        """The fields that the model's own configuration takes."""
+        """The fields of the model's own configuration."""
         return self.model_dump(exclude={"kind", *ModelBase.model_fields})
 
 
 class ExpertsSection(Section):
-    """Routed feed-forwards of a decoder."""
+    """Mixture of experts: routed feed-forward layers of a decoder."""
 
     num_experts: Whole
     experts_per_token: Whole = 2
     shared_experts: NotNegative = 0
-    """Experts that compute every token besides."""
+    """Number of experts that process every token, in addition to the routed ones."""
     every: Whole = 1
-    """Each n-th layer is routed, the n-th first."""
+    """Every n-th layer is routed, starting with the n-th."""
     expert_dim: AsDense = "as-dense"
     capacity_factor: Capacity = "dropless"
-    """An expert takes at most so many times the even load of a micro-batch; the rest is dropped."""
+    """Capacity of an expert, relative to the even load of a micro-batch; excess is dropped."""
     scores: Literal["softmax", "sigmoid"] = "softmax"
     gates: Literal["normalized", "as-scored"] = "normalized"
     balance: Literal["loss", "bias", "none"] = "loss"
-    """What keeps the load even: a term of the loss, or a bias that moves after each update."""
+    """What balances the load: a term of the loss, or a bias that moves after each update."""
     balance_weight: NotNegativeNumber = 0.01
     bias_rate: NotNegativeNumber = 0.001
     z_weight: NotNegativeNumber = 0.001
 
 
 def _section_or_none(value: object) -> object:
-    # Read here, so that what is wrong is said of the section and not of the union.
+    # Parsed here, so that errors name the section and not the union.
     if value == "none" or isinstance(value, ExpertsSection):
         return value
     return ExpertsSection.model_validate(value)
@@ -95,7 +95,7 @@ class GPTSection(ModelBase):
     norm_epsilon: Positive = 1e-5
     rope_base: Positive = 10000.0
     experts: Experts = "none"
-    """Routed experts in place of feed-forwards."""
+    """Routed experts in place of feed-forward layers."""
 
     def architecture(self) -> dict[str, Any]:
         """The fields of `GPTConfig`; sizes may still be `from-data`."""
@@ -122,7 +122,7 @@ class ResNetSection(ModelBase):
 
 
 class MLPSection(ModelBase):
-    """A perceptron."""
+    """A multi-layer perceptron."""
 
     kind: Literal["mlp"]
     in_features: FromData = "from-data"
@@ -136,7 +136,7 @@ class MLPSection(ModelBase):
 
 
 class CustomModelSection(ModelBase):
-    """A module of the user's own."""
+    """A user-defined module."""
 
     kind: Literal["custom"]
     target: Target

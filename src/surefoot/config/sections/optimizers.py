@@ -1,4 +1,4 @@
-"""Which optimizer, with which numbers for which parameters. Knows no parameters and no torch."""
+"""Optimizer sections. Knows no parameters and no torch."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ Fused = Literal["auto", "on", "off"]
 
 
 class GroupSection(Section):
-    """Other numbers for the parameters whose names match a pattern; the first match decides."""
+    """Overrides for the parameters whose names match a pattern; the first match is used."""
 
     pattern: Text
-    """Shell pattern (`*`, `?`, `[...]`) for the whole parameter name."""
+    """Glob pattern (`*`, `?`, `[...]`) for the full parameter name."""
     lr_multiplier: NotNegativeNumber = 1.0
     weight_decay: WeightDecay = "as-optimizer"
 
 
 class OptimizerBase(Section, ABC):
-    """What all optimizers share. Abstract: name one of the kinds."""
+    """Base of all optimizer sections."""
 
     decay_rule: Literal["dimension", "name"] = "dimension"
-    """Which rule decides on weight decay: two dims or more, or the name and type of the module."""
+    """Rule for weight decay: two dims or more, or the name and type of the module."""
     decay_embeddings: bool = True
     groups: Annotated[tuple[GroupSection, ...], Field(strict=False)] = ()
     low_precision_weights: Literal["refuse", "master"] = "refuse"
-    """bf16 weights are an error, or are stepped by float32 copies of them."""
+    """For bf16 weights: an error, or float32 master weights."""
 
 
 class TorchOptimizerBase(OptimizerBase, ABC):
@@ -54,10 +54,10 @@ class TorchOptimizerBase(OptimizerBase, ABC):
 
 
 class AdamWSection(TorchOptimizerBase):
-    """AdamW, arXiv:1711.05101, as torch has it: the decay is multiplied by the current rate.
+    """AdamW, arXiv:1711.05101, as in torch: the decay is multiplied by the current rate.
 
     Peak rate: 3e-4 for the smallest and 1.5e-4 for the largest LLaMA 2, arXiv:2307.09288, section
-    2.2, which also uses betas (0.9, 0.95) and weight decay 0.1. Smaller models stand higher rates.
+    2.2, which also uses betas (0.9, 0.95) and weight decay 0.1. Smaller models take higher rates.
     """
 
     kind: Literal["adamw"] = "adamw"
@@ -78,7 +78,7 @@ class AdamSection(TorchOptimizerBase):
 
 
 class SGDSection(TorchOptimizerBase):
-    """Stochastic gradient descent, with momentum or Nesterov's."""
+    """Stochastic gradient descent, with momentum or Nesterov momentum."""
 
     kind: Literal["sgd"]
     lr: Positive

@@ -1,7 +1,7 @@
-"""The two wholes: `Settings`, how to train, and `Recipe`, that and what to train on what.
+"""The two complete configurations: `Settings` (how to train) and `Recipe` (what to train on what).
 
-Validating one here checks each section by itself; the rules across sections are in `rules.py` and
-are run by `load_recipe` and `resolve_settings`.
+Validation here checks each section by itself; rules across sections are in `rules` and are run by
+`load_recipe` and `resolve_settings`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RunSections(Section, ABC):
 
 
 class Settings(RunSections):
-    """How to train, for a model, data and task that are already there."""
+    """How to train a given model on given data with a given task."""
 
 
 class Recipe(RunSections):

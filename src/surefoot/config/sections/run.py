@@ -1,4 +1,4 @@
-"""How a run goes: length, batches, precision, evaluation, checkpoints, guard, log."""
+"""Sections of a run: length, batches, precision, evaluation, checkpoints, guard, log."""
 
 from __future__ import annotations
 
@@ -31,38 +31,38 @@ class TrainSection(Section):
 
     horizon: Horizon
     micro_batch: Whole
-    """Samples of one forward and backward on one rank."""
+    """Number of samples of one forward and backward on one rank."""
     accumulation: Whole = 1
-    """Window length: micro-batches of one update on one rank."""
+    """Window length: number of micro-batches per update on one rank."""
     clip_norm: ClipNorm = 1.0
     clip: ClipSection = ClipSection(kind="norm")
     """How; a clip of one's own that has a `max_norm` is given `clip_norm`."""
     compile: Literal["off", "blocks", "whole"] = "off"
     short_batch: Literal["keep", "drop"] = "keep"
-    """What happens to the last, short update of an epoch."""
+    """Whether the short last update of an epoch is kept or dropped."""
 
 
 class PrecisionSection(Section):
-    """Number formats of the forward and backward."""
+    """Dtypes of the forward and backward."""
 
     dtype: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     loss_scale: LossScale = "dynamic"
-    """For fp16 alone: `dynamic`, or a number that stays."""
+    """For fp16 only: `dynamic`, or a constant."""
 
 
 class LoaderSection(Section):
-    """How batches are fetched; changes nothing about which."""
+    """How batches are fetched; does not change which."""
 
     workers: NotNegative = 0
     pin_memory: Literal["auto", "on", "off"] = "auto"
     prefetch: Whole = 2
-    """Batches that each worker keeps ready."""
+    """Number of batches that each worker keeps ready."""
     deadline: Duration = Seconds(120)
-    """How long a batch may take before its worker is reported as stuck."""
+    """Longest time for a batch before its worker is reported as stuck."""
 
 
 class EvaluateSection(Section):
-    """When and on which weights to evaluate. A run that evaluates at all does so at its end too."""
+    """When and on which weights to evaluate. A run that evaluates also does so at its end."""
 
     every: EveryEpoch = "epoch"
     micro_batch: AsInTraining = "as-in-training"
@@ -74,40 +74,40 @@ class CheckpointSection(Section):
 
     every: EveryOrEnd = Steps(1000)
     mode: Literal["sync", "async"] = "sync"
-    """`async` copies the state to host memory and writes it while the training goes on."""
+    """`async` copies the state to host memory and writes it while training continues."""
     keep: Whole = 3
-    """How many of the latest checkpoints stay."""
+    """Number of latest checkpoints to keep."""
     keep_best: Whole = 1
-    """How many of the best ones by the deciding metric stay."""
+    """Number of best checkpoints by the deciding metric to keep."""
     keep_every: EverySteps = "never"
-    """Checkpoints at multiples of this stay for ever."""
+    """Keep checkpoints at multiples of this for ever."""
     ephemeral_every: EveryOrNever = "never"
-    """In between, one that only stays until the next: for machines that may be taken away."""
+    """Save more often, keeping such a checkpoint only until the next: for preemptible machines."""
     on_full: Literal["continue", "stop"] = "continue"
-    """Whether a disk that is full or fails pauses saving, loudly, or ends the run."""
+    """For a full or failing disk: pause saving, with a warning, or end the run."""
 
 
 class GuardSection(Section):
-    """What happens when a loss or gradient is NaN or infinite, or a spike."""
+    """What happens if a loss or gradient is NaN, infinite, or a spike."""
 
     non_finite: Literal["stop", "skip"] = "stop"
     skip_budget: Whole = 10
-    """Updates that `skip` may skip before the run stops."""
+    """Number of updates that `skip` may skip before the run stops."""
     spikes: Literal["log", "skip", "roll-back"] = "log"
-    """A spike is told; or an update with a spike of its gradient norm is not applied; or the run
-    goes back to before a spike and leaves data out."""
+    """For a spike: report it; or skip an update whose gradient norm is one; or roll back to before
+    it and skip data."""
     spike_budget: Whole = 10
-    """Spikes that may be skipped or rolled back before the run stops."""
+    """Number of spikes that may be skipped or rolled back before the run stops."""
     roll_back_updates: Whole = 100
-    """Updates before the spike that `roll-back` undoes with it."""
+    """Number of updates before the spike that `roll-back` also undoes."""
     leave_out_windows: Whole = 200
-    """Windows of data that are left out then: those of the undone updates and the next ones."""
+    """Windows of data that are then skipped: those of the undone updates and the next ones."""
     deadline: Duration = Seconds(600)
-    """Where nothing has happened for so long, the stacks of the process are written down."""
+    """Time without progress after which the stacks of the process are written to a file."""
     restarts_without_progress: Whole = 3
-    """A run that was resumed so often since its last new checkpoint is not resumed again."""
+    """A run resumed this often since its last new checkpoint is not resumed again."""
     compare_ranks_every: EverySteps = Steps(500)
-    """How often ranks compare the bits of weights that are held twice, and their pace."""
+    """How often ranks compare the bits of replicated weights, and their speed."""
 
 
 class EmaOffSection(Section):
@@ -127,7 +127,7 @@ EmaSection = Annotated[EmaOffSection | EmaOnSection, Field(discriminator="kind")
 
 
 class EarlyStoppingOffSection(Section):
-    """The run goes on to its horizon."""
+    """The run continues to its horizon."""
 
     kind: Literal["off"] = "off"
 
@@ -139,9 +139,9 @@ class EarlyStoppingOnSection(Section):
     metric: Text = "loss"
     direction: Literal["min", "max"] = "min"
     patience: Whole = 3
-    """Evaluations without improvement until the run ends."""
+    """Number of evaluations without improvement until the run ends."""
     min_delta: NotNegativeNumber = 0.0
-    """What counts as an improvement must exceed this."""
+    """Smallest change that counts as an improvement."""
 
 
 EarlyStoppingSection = Annotated[
@@ -150,7 +150,7 @@ EarlyStoppingSection = Annotated[
 
 
 class LogSection(Section):
-    """What is shown and recorded beside the metrics log, which always is."""
+    """What is shown and recorded in addition to the metrics log."""
 
     console: Literal["auto", "live", "plain", "off"] = "auto"
     tensorboard: bool = False
@@ -158,6 +158,6 @@ class LogSection(Section):
     """Further places that the numbers go to."""
     weight_norm_every: EverySteps = Steps(50)
     details_every: EverySteps = Steps(100)
-    """How often further signals are taken: how far weights move, dead units, clipped updates."""
+    """How often further signals are sampled: how far weights move, dead units, clipped updates."""
     layers: Annotated[tuple[Text, ...], Field(strict=False)] = ()
-    """Shell patterns of parameter names, such as `blocks.*.weight`, whose norms are among them."""
+    """Glob patterns of parameter names, such as `blocks.*.weight`, whose norms are sampled."""

@@ -1,7 +1,7 @@
-"""Which learning-rate schedule, in the units that people think in.
+"""Schedule sections, in units of a run.
 
-Never computes a rate: the formulas are in `surefoot.core.schedules`, and `make_schedule` of
-`surefoot.config.building` turns a section into one of them.
+Computes no rate: the formulas are in `surefoot.core.schedules`, and `make_schedule` of
+`surefoot.config.building` converts a section to one of them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class WarmupCosineSection(Section):
 
 
 class WarmupLinearSection(Section):
-    """Warm-up, then a straight line to the floor."""
+    """Warm-up, then linear to the floor."""
 
     kind: Literal["warmup_linear"]
     warmup: Span = 0.02
@@ -62,7 +62,7 @@ class WarmupLinearSection(Section):
 
 
 class InverseSqrtSection(Section):
-    """Warm-up, then an inverse square root that never ends."""
+    """Warm-up, then an inverse square root without end."""
 
     kind: Literal["inverse_sqrt"]
     warmup: Span
@@ -90,7 +90,7 @@ class MultiStepSection(Section):
 
 
 class OneCycleSection(Section):
-    """Up and down again, with momentum the other way."""
+    """Up and down again, with momentum in the opposite direction."""
 
     kind: Literal["one_cycle"]
     total: Total = "horizon"
@@ -106,9 +106,9 @@ class OneCycleSection(Section):
 class WarmupStableDecaySection(Section):
     """Warm-up, a stable phase, and a cooldown that may be decided when a run is resumed.
 
-    From a checkpoint at step 6000 of an undecided run, a cooldown of 1000 updates starts at once by
-    `schedule.cooldown=1000` with `train.horizon="7000 steps"`. The warm-up stays what it was, also
-    where it is a share: that of the horizon which the run began with.
+    From a checkpoint at step 6000 of an undecided run, a cooldown of 1000 updates starts at once
+    with `schedule.cooldown=1000` and `train.horizon="7000 steps"`. The warm-up is unchanged, even
+    as a share: it refers to the horizon that the run began with.
     """
 
     kind: Literal["wsd"]
@@ -138,10 +138,10 @@ class PlateauSection(Section):
     direction: Direction = "min"
     factor: Factor = 0.1
     patience: Whole = 10
-    """Evaluations without improvement until the rate drops."""
+    """Number of evaluations without improvement until the rate drops."""
     min_delta: NotNegativeNumber = 0.0
     cooldown: NotNegative = 0
-    """Evaluations after a drop that do not count."""
+    """Number of evaluations after a drop that are ignored."""
     floor: Share = 0.0
     warmup: Span = NO_WARMUP
     warmup_start: BelowOne = 0.0

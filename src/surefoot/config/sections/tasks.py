@@ -1,4 +1,4 @@
-"""What the loss means."""
+"""Task sections: the meaning of the loss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from surefoot.core.doors import OURS, Door
 
 
 class GenerationSection(Section):
-    """Next token; counts tokens."""
+    """Next-token prediction; counts tokens."""
 
     kind: Literal["generation"]
 
@@ -22,7 +22,7 @@ class ClassificationSection(Section):
 
     kind: Literal["classification"]
     label_smoothing: BelowOne = 0.0
-    """Share of the target that is spread evenly over all classes, the right one included."""
+    """Share of the target spread evenly over all classes, including the right one."""
 
 
 class RegressionSection(Section):
@@ -35,13 +35,13 @@ class RegressionSection(Section):
 
 
 class MultilabelSection(Section):
-    """Several yes-or-no labels; counts samples."""
+    """Several binary labels; counts samples."""
 
     kind: Literal["multilabel"]
 
 
 class FunctionSection(Section):
-    """A plain `loss(model, batch) -> sum` of the user's own, with its weight and metrics."""
+    """A user-defined function `loss(model, batch) -> sum`, with its weight and metrics."""
 
     kind: Literal["function"]
     loss: Target

@@ -1,6 +1,6 @@
 """Arrays and tensors that fit in memory, indexed along their first dimension.
 
-Reads a whole micro-batch at once. Copies nothing when it is opened.
+Reads a whole micro-batch at once. Copies nothing when opened.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from surefoot.data.order import IndexArray
 
 
 class ArraySource:
-    """Samples cut from arrays of equal length.
+    """Samples from arrays of equal length.
 
     Args:
         arrays: one array or tensor, a tuple of them, or a mapping of names to them; each of shape
             [samples, ...]. A batch has the same structure.
-        name: what messages call it.
+        name: used in messages.
 
     Raises:
-        MissingDataError: there is no sample.
+        MissingDataError: there are no samples.
         DataError: the first dimensions differ, or something is not an array.
     """
 
@@ -49,7 +49,7 @@ class ArraySource:
                 rule="all arrays have the same first dimension, the number of samples",
             )
         if not lengths or lengths == {0}:
-            raise MissingDataError(f"{name} holds no sample", rule="at least one sample")
+            raise MissingDataError(f"{name} has no samples", rule="at least one sample")
 
     def __len__(self) -> int:
         return len(self._tensors[0])
@@ -93,7 +93,7 @@ def _as_tensor(part: Any, name: str) -> Tensor:
         array = np.asarray(part)
         if array.dtype.kind not in "biuf" or not array.ndim:
             raise DataError(
-                f"{name} holds {describe(part)}, which is no array of numbers",
+                f"{name} holds {describe(part)}, which is not an array of numbers",
                 rule="numbers or booleans of shape [samples, ...]",
             )
         if not array.flags.writeable or not array.dtype.isnative:

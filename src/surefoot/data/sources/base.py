@@ -1,4 +1,4 @@
-"""What a source of samples is. It holds samples by index and knows nothing of their order."""
+"""The protocol of a data source: samples by index, without any order."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from surefoot.data.order import IndexArray
 class Source(Protocol):
     """Samples by index.
 
-    A source may also have
+    Optional methods:
 
-    - `batch(indices)`: the collated batch of many samples at once, used where no sample is random;
+    - `batch(indices)`: the collated batch of many samples, used if no sample is random;
     - `samples(indices)`: many samples at once, used likewise;
-    - `locate(index)`: what a sample was made from, such as its file, for messages.
+    - `locate(index)`: the origin of a sample, such as its file, for messages.
     """
 
     @property
     def name(self) -> str:
-        """What messages call this dataset."""
+        """Name of this dataset in messages."""
 
     @property
     def is_random(self) -> bool:
         """Whether reading a sample draws random numbers.
 
-        Then each sample is read on its own under a seed of (seed, epoch, sample id). A source that
-        says False and draws nevertheless disturbs the random numbers of the training.
+        If so, each sample is read separately under a seed of (seed, epoch, sample id). A source
+        that returns False but draws anyway disturbs the random numbers of the training.
         """
 
     def __len__(self) -> int: ...
@@ -38,7 +38,7 @@ class Source(Protocol):
     def __getitem__(self, index: int) -> Any: ...
 
     def collate(self, samples: Sequence[Any]) -> Any:
-        """One batch of samples."""
+        """Collates samples into one batch."""
 
     def fingerprint(self) -> str:
         """Text that changes when the data changes."""
@@ -49,7 +49,7 @@ class BatchSource(Source, Protocol):
     """A source that collates many samples at once."""
 
     def batch(self, indices: IndexArray) -> Any:
-        """The collated batch of `indices`, in their order."""
+        """The collated batch of `indices`, in order."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ class DataSplits:
     train: Any
     validation: Mapping[str, Any] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """Sizes that a model takes from its data, by the names of the model's fields."""
+    """Sizes that a model takes from its data, keyed by the model's field names."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What a run records of it: counts, statistics, skipped files. JSON values only."""
+    """What a run records about its data: counts, statistics, skipped files. JSON values only."""
 
 
 def hash_parts(*parts: bytes | str | int) -> str:
-    """Hex digest of several parts; their borders count."""
+    """Hex digest of several parts; the boundaries between them matter."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         data = part if isinstance(part, bytes) else str(part).encode("utf-8", "surrogateescape")

@@ -1,6 +1,6 @@
-"""Any map-style dataset as a source, parts of a source, and the choice of a source for an object.
+"""Sources from map-style datasets, subsets of a source, and the source for an arbitrary object.
 
-It wraps; it copies no sample and never changes what a dataset returns.
+Wraps; copies no sample and never changes what a dataset returns.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from surefoot.data.sources.arrays import ArraySource
 from surefoot.data.sources.base import Source, hash_parts
 from surefoot.data.sources.stream import StreamSource, is_stream
 
-# Key of every split by index: a constant, so that a split never depends on the run's seed.
+# Key of every split by index: a constant, so that a split does not depend on the run's seed.
 _SPLIT_KEY = 0x5EED_0F_5B117
 
 
@@ -31,15 +31,15 @@ class DatasetSource:
     """A map-style dataset: `len(dataset)` and `dataset[index]`.
 
     Args:
-        dataset: the dataset. If it has `__getitems__(indices)` and `is_random` is False, samples
-            are read many at a time.
-        name: what messages call it; the class name if empty.
-        collate: samples to batch; `collate_samples` if not given.
+        dataset: the dataset. If it has `__getitems__(indices)` and `is_random` is False, many
+            samples are read at once.
+        name: used in messages; default: the class name.
+        collate: collates samples; default: `collate_samples`.
         is_random: whether reading a sample draws random numbers, as augmentation does. True is
-            always right; False saves the seeding of each sample.
+            always correct; False saves seeding for each sample.
 
     Raises:
-        DataError: it has no length or no samples by index.
+        DataError: it has no length or no access by index.
         MissingDataError: it is empty.
     """
 
@@ -57,12 +57,12 @@ class DatasetSource:
         self._collate = collate
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise DataError(
-                f"{self.name} is no dataset by index",
+                f"{self.name} is not a map-style dataset",
                 rule="a map-style dataset has __len__ and __getitem__",
-                remedy="add them, or give a stream state_dict and load_state_dict",
+                remedy="add them, or give an iterable dataset state_dict and load_state_dict",
             )
         if len(dataset) == 0:
-            raise MissingDataError(f"{self.name} holds no sample", rule="at least one sample")
+            raise MissingDataError(f"{self.name} has no samples", rule="at least one sample")
         self._many = None if is_random else getattr(dataset, "__getitems__", None)
 
     def __len__(self) -> int:
@@ -83,7 +83,7 @@ class DatasetSource:
     def fingerprint(self) -> str:
         """The dataset's own `fingerprint()`, or else a hash of its length and 64 of its samples.
 
-        The second kind begins with `sampled:`; it can miss a change in a sample it does not read.
+        The latter begins with `sampled:`; it misses a change in a sample that it does not read.
         """
         own = getattr(self.dataset, "fingerprint", None)
         if callable(own):
@@ -108,12 +108,12 @@ class DatasetSource:
 
 
 class SubsetSource:
-    """Some samples of a source, under new indices from 0.
+    """Some samples of a source, reindexed from 0.
 
     Args:
-        source: the whole.
+        source: the full source.
         indices: int64 [samples], indices into it.
-        name: what messages call the part.
+        name: used in messages.
     """
 
     def __init__(self, source: Source, indices: IndexArray, name: str) -> None:
@@ -135,19 +135,19 @@ class SubsetSource:
         return self._source.collate(samples)
 
     def locate(self, index: int) -> str:
-        """Where a sample comes from, for messages."""
+        """Origin of a sample, for messages."""
         original = int(self._indices[index])
         inner = getattr(self._source, "locate", None)
         return inner(original) if inner else f"sample {original} of {self._source.name}"
 
     def fingerprint(self) -> str:
-        """Hash of the whole's fingerprint and of the chosen indices."""
+        """Hash of the full source's fingerprint and the chosen indices."""
         kind, _, text = self._source.fingerprint().partition(":")
         return f"{kind}:{hash_parts(text, self._indices.tobytes())}"
 
 
 class _SubsetBatch:
-    """`batch` of a part. A class, not a closure, so that it can be sent to a spawned worker."""
+    """`batch` of a subset. A class, not a closure, so that it can be sent to a spawned worker."""
 
     def __init__(self, batch: Callable[[IndexArray], Any], indices: IndexArray) -> None:
         self._batch = batch
@@ -158,10 +158,10 @@ class _SubsetBatch:
 
 
 def split_indices(num_samples: int, validation_fraction: float) -> tuple[IndexArray, IndexArray]:
-    """Indices of the training and of the validation part, both ascending.
+    """Indices of the training and validation part, both ascending.
 
     The split depends on the two arguments alone: it is the same in every run and on every platform.
-    Where the fraction is above 0, each part has at least one sample.
+    If the fraction is above 0, each part has at least one sample.
 
     Raises:
         RequestError: the fraction is not in [0, 1), or one sample cannot be split.
@@ -187,7 +187,7 @@ def split_indices(num_samples: int, validation_fraction: float) -> tuple[IndexAr
 
 
 def split_source(source: Source, validation_fraction: float) -> tuple[Source, Source | None]:
-    """Training and validation part of a source (see `split_indices`); None where none is held out.
+    """Training and validation part of a source (see `split_indices`); None if none is held out.
 
     Augmentation belongs after the split: `AugmentedSource(train, transform)`.
     """
@@ -201,11 +201,11 @@ def split_source(source: Source, validation_fraction: float) -> tuple[Source, So
 
 
 def as_source(data: Any, name: str = "") -> Any:
-    """The source that fits what a user gives.
+    """The source for what a user passes.
 
-    A source is returned as it is. An array or tensor, or a tuple or mapping of them, becomes an
-    `ArraySource`; a `TensorDataset` too. A list is a list of samples. A dataset by index becomes a
-    `DatasetSource`; an iterable with `state_dict` and `load_state_dict` a `StreamSource`.
+    A source is returned unchanged. An array or tensor, or a tuple or mapping of them, becomes an
+    `ArraySource`; so does a `TensorDataset`. A list is a list of samples. A map-style dataset
+    becomes a `DatasetSource`; an iterable with `state_dict` and `load_state_dict` a `StreamSource`.
 
     Raises:
         DataError: it is none of these.
@@ -229,15 +229,15 @@ def as_source(data: Any, name: str = "") -> Any:
         return DatasetSource(data, name=name)
     if isinstance(data, DataLoader):
         raise DataError(
-            "a DataLoader has batched and shuffled already",
+            "a DataLoader has already batched and shuffled",
             where=name,
-            rule="samples are drawn here, so that a resumed run sees the same ones",
-            remedy="give loader.dataset; its batch size is train.micro_batch, its workers "
+            rule="surefoot draws the samples, so that a resumed run sees the same ones",
+            remedy="pass loader.dataset; its batch size is train.micro_batch, its workers "
             "loader.workers, its collate_fn surefoot.DatasetSource(dataset, collate=...)",
         )
     raise DataError(
-        f"{type(data).__name__} is no data that can be trained on",
+        f"{type(data).__name__} is not a supported dataset",
         rule="arrays, a dataset with __len__ and __getitem__, or an iterable with state_dict and "
         "load_state_dict",
-        remedy="give a stream its own state, so that a run can continue where it stopped",
+        remedy="add these methods, so that a run can continue where it stopped",
     )

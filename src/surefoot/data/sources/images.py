@@ -1,7 +1,7 @@
-"""Images in one folder for each class.
+"""Image folders with one sub-folder per class.
 
-Reads, resizes and scales; random augmentation is put around it. It follows the folder as it is:
-what is no image is listed, never guessed at.
+Reads, resizes and scales; random augmentation is added around it. Files that are not images are
+listed as skipped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from surefoot.data.sources.base import DataSplits
 _EXTENSIONS = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )
-# Up to this size a folder is hashed whole; beyond it, names, sizes and the head of each file.
+# Up to this size a folder is hashed completely; beyond it, names, sizes and the head of each file.
 _WHOLE_BYTES = 1 << 30
 _HEAD_BYTES = 1 << 16
 
@@ -40,7 +40,7 @@ class ImageFile:
 class ImageFolderSource:
     """Images of a folder as (image float32 [C, S, S], label int).
 
-    The shorter side is resized to S (bilinear) and the middle is cut out. A pixel v of 0..255
+    The shorter side is resized to S (bilinear) and the center is cropped. A pixel v of 0..255
     becomes (v / 255 - 0.5) / 0.5.
 
     Args:
@@ -48,7 +48,7 @@ class ImageFolderSource:
         classes: name of each label.
         image_size: S.
         channels: 1 for gray, 3 for colour.
-        name: what messages call it.
+        name: used in messages.
     """
 
     is_random = False
@@ -85,7 +85,7 @@ class ImageFolderSource:
         return str(self.files[index].path)
 
     def fingerprint(self) -> str:
-        """Hash of names, labels and content; of each file's size and head beyond 1 GiB in all."""
+        """Hash of names, labels and content; above 1 GiB in total, of each file's size and head."""
         total = sum(file.path.stat().st_size for file in self.files)
         digest = hashlib.blake2b(f"{self.image_size} {self.channels}".encode(), digest_size=16)
         for file in self.files:
@@ -104,18 +104,18 @@ def open_image_folder(
     channels: Literal[1, 3] = 3,
     validation_fraction: float = 0.1,
 ) -> DataSplits:
-    """A folder of class folders; classes are numbered by name.
+    """Opens a folder of class folders; classes are numbered in name order.
 
     Args:
-        path: holds one folder for each class.
-        validation_path: such a folder of its own for validation. Without it, the images whose path
-            hashes below `validation_fraction` are held out: each stays on its side for ever.
+        path: contains one folder per class.
+        validation_path: a separate such folder for validation. Without it, images whose path hash
+            is below `validation_fraction` are held out: an image never changes sides.
         image_size: height and width of an image.
         channels: 1 or 3.
         validation_fraction: share of images held out.
 
     Raises:
-        MissingDataError: the folder is missing, or holds no class or no image; or Pillow is not
+        MissingDataError: the folder is missing or has no class or no image; or Pillow is not
             installed.
         DataError: the validation folder has other classes.
         RequestError: the fraction is not in [0, 1).
@@ -179,20 +179,20 @@ def open_image_folder(
 def _scan(root: Path, key: str) -> tuple[list[ImageFile], list[str], list[dict[str, str]]]:
     if not root.is_dir():
         raise MissingDataError(
-            f"there is no folder {root}",
+            f"the folder {root} does not exist",
             where=key,
-            rule=f"{key} names a folder with one folder for each class",
-            remedy=f"relative paths start at the working directory, {Path.cwd()}",
+            rule=f"{key} names a folder with one folder per class",
+            remedy=f"relative paths are resolved from the working directory, {Path.cwd()}",
         )
     folders = sorted(
         entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")
     )
     if not folders:
         raise MissingDataError(
-            f"{root} holds no class folder",
+            f"{root} has no class folder",
             where=key,
-            rule="images lie in one folder for each class",
-            remedy="put them in folders that are named for their classes",
+            rule="images are in one folder per class",
+            remedy="move them into folders that are named for their classes",
         )
     skipped = [
         {"name": entry.name, "reason": "in no class folder"}
@@ -212,7 +212,7 @@ def _scan(root: Path, key: str) -> tuple[list[ImageFile], list[str], list[dict[s
                 skipped.append({"name": name, "reason": "no image by its name"})
         if len(files) == before:
             raise MissingDataError(
-                f"the class folder {folder} holds no image",
+                f"the class folder {folder} has no image",
                 where=key,
                 rule=f"an image ends with {', '.join(sorted(_EXTENSIONS))}",
                 remedy="add images, or remove the folder",
@@ -232,7 +232,7 @@ def _pillow() -> Any:
         raise MissingDataError(
             "an image folder needs Pillow, which is not installed",
             where="data.kind",
-            rule="Pillow reads the images",
+            rule="images are read with Pillow",
             remedy="pip install 'surefoot[vision]'",
         ) from error
     return Image
@@ -245,7 +245,7 @@ def _read(path: Path, size: int, channels: int) -> Tensor:
             image = opened.convert("L" if channels == 1 else "RGB")
     except (OSError, ValueError, SyntaxError) as error:
         raise DataError(
-            f"{path} is no readable image: {error}",
+            f"{path} is not a readable image: {error}",
             where=str(path),
             rule="every image of the folder can be read",
             remedy="replace or remove the file",

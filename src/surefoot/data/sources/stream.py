@@ -1,7 +1,7 @@
-"""Data that can only be read in sequence, and keeps its own place.
+"""Data that can only be read in sequence, with a state of its own.
 
-A stream runs in the process of the training. Its state is taken as of the micro-batch that was
-handed out, not of what was read ahead, so a resume repeats and loses nothing.
+A stream runs in the training process. Its state is taken at the micro-batch that was returned, not
+at what was read ahead, so a resume neither repeats nor loses samples.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from surefoot.data.order import START, Cursor
 
 @dataclass(frozen=True)
 class StreamCursor:
-    """Where a run stands in a stream: counts, and the stream's own state."""
+    """Position of a run in a stream: counts, and the stream's own state."""
 
     epoch: int
     position: int
-    """Samples of this epoch consumed."""
+    """Samples consumed in this epoch."""
     state: Mapping[str, Any] = field(default_factory=dict)
-    """What the stream's `state_dict()` gave; JSON values only."""
+    """The result of the stream's `state_dict()`; JSON values only."""
 
     def as_json(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "position": self.position, "state": dict(self.state)}
@@ -41,12 +41,12 @@ class StreamCursor:
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """How a stream is cut into micro-batches and windows.
+    """How a stream is divided into micro-batches and windows.
 
     Args:
         micro_batch: samples of one forward pass.
         window_length: micro-batches per update. The last window of an epoch may be short.
-        seed: keys what samples draw at random, by (seed, epoch, position).
+        seed: key of the randomness of samples, by (seed, epoch, position).
     """
 
     micro_batch: int
@@ -60,18 +60,17 @@ class StreamPlan:
 
 
 class StreamSource:
-    """An iterable that keeps its own place.
+    """An iterable with `state_dict` and `load_state_dict`.
 
     Args:
         stream: has `__iter__`, `state_dict()` (JSON values) and `load_state_dict(state)`. Its state
-            has moved on when a sample is yielded, not after. Iterating
-            it again after its end starts another epoch; `set_epoch(epoch)`, if it has it, is
-            called first.
-        name: what messages call it; the class name if empty.
-        collate: samples to batch; `collate_samples` if not given.
+            advances before a sample is yielded, not after. Iterating it again after its end starts
+            another epoch; `set_epoch(epoch)`, if it exists, is called first.
+        name: used in messages; default: the class name.
+        collate: collates samples; default: `collate_samples`.
 
     Raises:
-        DataError: the stream does not keep its place.
+        DataError: the stream has no state.
     """
 
     is_random = True
@@ -86,9 +85,9 @@ class StreamSource:
         self.name = name or type(stream).__name__
         if not is_stream(stream):
             raise DataError(
-                f"{self.name} does not keep its place",
+                f"{self.name} has no state_dict and load_state_dict",
                 rule="a stream has __iter__, state_dict and load_state_dict",
-                remedy="add them, or give a dataset with __len__ and __getitem__ instead",
+                remedy="add them, or pass a dataset with __len__ and __getitem__ instead",
             )
         self.stream: Any = stream
         self._collate = collate
@@ -97,7 +96,7 @@ class StreamSource:
         return self._collate(samples)
 
     def fingerprint(self) -> str:
-        """The stream's own `fingerprint()`, or that nothing is known of its content."""
+        """The stream's own `fingerprint()`, or a text that says that its content is unknown."""
         own = getattr(self.stream, "fingerprint", None)
         return f"own:{own()}" if callable(own) else f"stream:{self.name}"
 
@@ -111,12 +110,12 @@ class StreamSource:
 
         Args:
             plan: sizes and seed.
-            weight: loss-bearing items of a collated batch.
-            cursor: the start, a `StreamCursor` or its JSON.
+            weight: number of loss-bearing items of a collated batch.
+            cursor: the start, a `StreamCursor` or its JSON form.
 
         Raises:
             DataError: the stream fails, is empty, or its state is not JSON.
-            RequestError: the cursor is that of a dataset by index.
+            RequestError: the cursor is that of a map-style dataset.
         """
         return _Reader(self, plan, weight).run(self._start(cursor))
 
@@ -135,7 +134,7 @@ class StreamSource:
 
 
 def is_stream(data: Any) -> bool:
-    """Whether an object keeps its own place in a sequence."""
+    """Whether an object has the methods of a stream."""
     return all(hasattr(data, name) for name in ("__iter__", "state_dict", "load_state_dict"))
 
 
@@ -143,7 +142,7 @@ def refuse_stream(source: Any) -> None:
     """Refuses a stream as a validation set.
 
     Raises:
-        DataError: an evaluation begins at the start each time, and a stream goes on from its place.
+        DataError: an evaluation starts from the beginning each time, and a stream continues.
     """
     if isinstance(source, StreamSource):
         raise DataError(
@@ -155,7 +154,7 @@ def refuse_stream(source: Any) -> None:
 
 
 class _Reader:
-    """Cuts one stream into micro-batches."""
+    """Divides one stream into micro-batches."""
 
     def __init__(self, source: StreamSource, plan: StreamPlan, weight: WeightFunction) -> None:
         self._source = source
@@ -175,9 +174,9 @@ class _Reader:
                 yield batch
             if count == 0 and position == 0:
                 raise DataError(
-                    f"the stream {self._source.name} gave no sample in epoch {epoch}",
-                    rule="iterating a stream again after its end starts it anew",
-                    remedy="reset its place at the end of __iter__",
+                    f"the stream {self._source.name} yielded no sample in epoch {epoch}",
+                    rule="iterating a stream again after its end starts from the beginning",
+                    remedy="reset its position at the end of __iter__",
                 )
             epoch, position, restored = epoch + 1, 0, False
 
@@ -187,7 +186,7 @@ class _Reader:
             iterator = self._call(epoch, position, self._open, epoch)
             ahead = self._read(iterator, epoch, position)
             if ahead is None and restored and position == 0:
-                # Some streams save "at the end" after an epoch; opened once more, they start anew.
+                # Some streams save "at the end" after an epoch; iterated again, they start over.
                 iterator = self._call(epoch, position, self._open, epoch)
                 ahead = self._read(iterator, epoch, position)
         in_window = (position // plan.micro_batch) % plan.window_length
@@ -214,7 +213,7 @@ class _Reader:
             if following is not None:
                 samples.append(following[0])
         position = first + len(samples)
-        # Taken before one more sample is read to see whether there is one.
+        # Taken before the next sample is read to find out whether there is one.
         after = StreamCursor(epoch, position, self._state(epoch, position))
         if following is not None:
             following = self._read(iterator, epoch, position)
@@ -253,7 +252,7 @@ class _Reader:
         return None if sample is nothing else (sample,)
 
     def _call(self, epoch: int, position: int, call: Callable[..., Any], *args: Any) -> Any:
-        """Call into the stream, seeded by its place."""
+        """Calls into the stream, seeded by position."""
         seed_for_sample(self._plan.seed, epoch, position)
         try:
             return call(*args)
@@ -263,7 +262,7 @@ class _Reader:
             raise DataError(
                 f"the stream {self._source.name} failed: {type(error).__name__}: {error}",
                 where=f"{self._source.name}, epoch {epoch}, sample {position}",
-                rule="a stream gives samples until it ends",
+                rule="a stream yields samples until it ends",
             ) from error
 
     def _state(self, epoch: int, position: int) -> Mapping[str, Any]:
@@ -280,6 +279,6 @@ class _Reader:
     def _not_json(self, detail: str) -> DataError:
         return DataError(
             f"the state of the stream {self._source.name} cannot be stored: {detail}",
-            rule="state_dict() gives JSON values: numbers, text, lists, dicts with text keys",
-            remedy="return such values from state_dict",
+            rule="state_dict() returns JSON values: numbers, text, lists, dicts with text keys",
+            remedy="return only such values from state_dict",
         )

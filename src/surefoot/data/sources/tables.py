@@ -1,7 +1,7 @@
-"""Small tables that come with packages or lie in one file: digits, diabetes, arrays.
+"""Small tables from packages or a single file: digits, diabetes, arrays.
 
-Each is split the same way in every run and standardised by what its training part holds. Nothing
-is downloaded.
+Each has the same split in every run and is standardized by its training part. Nothing is
+downloaded.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _Array = npt.NDArray[Any]
 def open_digits(validation_fraction: float = 0.2) -> DataSplits:
     """The 1,797 handwritten digits of scikit-learn.
 
-    A batch is (images float32 [B, 1, 8, 8], labels int64 [B] in 0..9). Pixels are standardised by
-    the mean and deviation of all training pixels.
+    A batch is (images float32 [B, 1, 8, 8], labels int64 [B] in 0..9). Pixels are standardized by
+    the mean and standard deviation of all training pixels.
 
     Raises:
         MissingDataError: scikit-learn is not installed.
@@ -51,8 +51,8 @@ def open_digits(validation_fraction: float = 0.2) -> DataSplits:
 def open_diabetes(validation_fraction: float = 0.2) -> DataSplits:
     """The diabetes table of scikit-learn: 442 patients, ten measurements, progress after a year.
 
-    A batch is (features float32 [B, 10], target float32 [B, 1]). Each column, the target too, is
-    standardised by the mean and deviation of its training part; `facts` has both.
+    A batch is (features float32 [B, 10], target float32 [B, 1]). Each column, including the target,
+    is standardized by the mean and standard deviation of its training part; `facts` has both.
 
     Raises:
         MissingDataError: scikit-learn is not installed.
@@ -83,7 +83,7 @@ def open_arrays(
     targets: str = "targets",
     validation_fraction: float = 0.1,
 ) -> DataSplits:
-    """Two arrays of an `.npz` file, as they are: nothing is standardised.
+    """Two arrays of an `.npz` file, without standardization.
 
     A batch is (inputs [B, …], targets [B, …]).
 
@@ -94,8 +94,8 @@ def open_arrays(
         validation_fraction: share of samples for validation.
 
     Raises:
-        MissingDataError: there is no such file.
-        DataError: it is no `.npz` file, lacks an array, or holds Python objects.
+        MissingDataError: the file does not exist.
+        DataError: it is not an `.npz` file, lacks an array, or contains Python objects.
     """
     arrays = _read_npz(Path(path).expanduser(), (inputs, targets))
     name = Path(path).name
@@ -125,7 +125,7 @@ def _sklearn(name: str) -> Any:
         raise MissingDataError(
             f"the {name} data needs scikit-learn, which is not installed",
             where="data.kind",
-            rule=f"the {name} data comes with scikit-learn",
+            rule=f"the {name} data is part of scikit-learn",
             remedy="pip install 'surefoot[data]'",
         ) from error
     return datasets
@@ -155,15 +155,15 @@ def _splits(
 def _read_npz(path: Path, names: tuple[str, ...]) -> list[_Array]:
     if not path.is_file():
         raise MissingDataError(
-            f"there is no file {path}",
+            f"the file {path} does not exist",
             where="data.path",
             rule="data.path names an .npz file that exists",
-            remedy=f"relative paths start at the working directory, {Path.cwd()}",
+            remedy=f"relative paths are resolved from the working directory, {Path.cwd()}",
         )
     try:
         loaded = np.load(path, allow_pickle=False)
         if not isinstance(loaded, np.lib.npyio.NpzFile):
-            raise ValueError("it holds a single array without a name")
+            raise ValueError("it holds a single unnamed array")
         with loaded as archive:
             missing = [name for name in names if name not in archive.files]
             if missing:

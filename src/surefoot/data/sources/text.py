@@ -1,7 +1,7 @@
-"""Text for next-token training: files to tokens to packs of equal length.
+"""Text for next-token training: from files to tokens to packs of equal length.
 
-Everything is planned once: tokenizer and tokens are kept by the hash of the text they come from,
-and a pack is a function of its number. It shifts no label; the task does that.
+Everything is planned once: tokenizer and tokens are cached by the hash of their text, and a pack is
+a function of its index. Shifts no labels; the task does.
 """
 
 from __future__ import annotations
@@ -27,33 +27,32 @@ Documents = Literal["joined", "separate"]
 
 IGNORE_INDEX = -100
 _TOKENIZER = "tokenizer.json"
-# Changes when the way from text to tokens changes, so that no old cache is taken for a new one.
+# Increased when the way from text to tokens changes, so that old cache entries are not used.
 _RECIPE = "1"
-# Texts encoded at once: enough for all cores, and little memory.
+# Texts encoded at once: enough for all cores, with little memory.
 _ENCODE_CHUNK = 64
 
 
 class TokenSource:
-    """Packs of `sequence_length` tokens cut from a shard.
+    """Packs of `sequence_length` tokens from a shard.
 
-    Pack k covers the tokens from k × (sequence_length - 1) on: neighbours share one token, so that
-    each token but the first is predicted exactly once. The end of the last pack is padded, with
-    label -100.
+    Pack k starts at token k × (sequence_length - 1): neighbours share one token, so that each token
+    but the first is predicted exactly once. The end of the last pack is padded, with label -100.
 
     A batch is a dict of int64 tensors [B, S]: `input_ids`, `labels` (aligned, not shifted) and,
-    with separate documents, `document_ids` (from 0 in each pack; padding is a document of its own)
-    and `position_ids` (from 0 in each document).
+    with separate documents, `document_ids` (from 0 in each pack; padding counts as a document) and
+    `position_ids` (from 0 in each document).
 
     Args:
         shard: the tokens.
         sequence_length: S, at least 2.
-        documents: `joined`: attention and targets cross borders of documents. `separate`: they do
-            not; the first token of a document is no target.
-        name: what messages call it.
+        documents: `joined`: attention and targets cross document boundaries. `separate`: they do
+            not; the first token of a document is not a target.
+        name: used in messages.
 
     Raises:
         MissingDataError: the shard holds fewer than two tokens.
-        RequestError: the sequence is shorter than 2.
+        RequestError: `sequence_length` is below 2.
     """
 
     is_random = False
@@ -90,7 +89,7 @@ class TokenSource:
         return {key: value[0] for key, value in batch.items()}
 
     def batch(self, indices: IndexArray) -> dict[str, torch.Tensor]:
-        """The packs `indices`."""
+        """The packs with these indices."""
         tokens = self.shard.tokens
         places = (indices * self._stride)[:, None] + self._offsets
         last = tokens.size - 1
@@ -112,16 +111,16 @@ class TokenSource:
         return {key: torch.stack([sample[key] for sample in samples]) for key in samples[0]}
 
     def fingerprint(self) -> str:
-        """Hash of the tokens, their borders and the way they are packed."""
+        """Hash of the tokens, their document boundaries and the packing."""
         plan = f"{self.sequence_length}:{self._stride}:{self.documents}"
         return f"content:{hash_parts(self.shard.fingerprint, plan)}"
 
     @property
     def num_targets(self) -> int:
-        """Tokens that one pass over all packs predicts."""
+        """Number of tokens that one pass over all packs predicts."""
         if self.documents == "joined":
             return int(self.shard.tokens.size) - 1
-        # The first token of a document is no target; the very first is none anyhow.
+        # The first token of a document is not a target; the very first token never is.
         return int(self.shard.tokens.size) - (self.shard.borders.size - 1)
 
     def _documents_of(
@@ -129,7 +128,7 @@ class TokenSource:
     ) -> tuple[IndexArray, IndexArray]:
         borders = self.shard.borders
         owner = np.searchsorted(borders, places, side="right") - 1
-        # Padding lies behind the last border: searchsorted gives it an id of its own.
+        # Padding comes after the last boundary: searchsorted gives it an id of its own.
         start = np.maximum(borders[owner], places[:, :1])
         position_ids = np.where(beyond, 0, places - start)
         document_ids = owner - owner[:, :1]
@@ -139,7 +138,7 @@ class TokenSource:
 
 @dataclass(frozen=True)
 class TextData:
-    """A tokenised corpus."""
+    """A tokenized corpus."""
 
     splits: DataSplits
     tokenizer: TextTokenizer
@@ -163,10 +162,10 @@ def open_text(
 
     Args:
         source, path, pattern, encoding_errors, validation_fraction: see `read_corpus`.
-        vocabulary_size: tokens of the tokenizer at most, at least 257.
-        sequence_length: tokens of a pack.
+        vocabulary_size: largest number of tokens of the tokenizer, at least 257.
+        sequence_length: number of tokens of a pack.
         documents: see `TokenSource`.
-        cache_dir: where tokenizer and tokens are kept; `default_cache_dir()` if not given.
+        cache_dir: for tokenizer and tokens; default: `default_cache_dir()`.
 
     Raises:
         MissingDataError: there is no text.

@@ -1,7 +1,6 @@
-"""Collects text files: which there are, what they hold, which are alike, which train and validate.
+"""Collects text files: finds, reads, removes duplicates, splits into training and validation.
 
-Reads files and decides; it knows nothing of tokens. Nothing is left out in silence: every file that
-is skipped is listed with the reason.
+Knows nothing of tokens. Every skipped file is listed with the reason.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from surefoot.core.errors import DataError, MissingDataError, RequestError
 
 EncodingErrors = Literal["stop", "skip"]
 
-# Folders of Python's own library that are not its source, or not always installed.
+# Folders of the standard library that are not part of its source, or not always installed.
 _STDLIB_LEFT_OUT = frozenset(
     {"test", "tests", "idlelib", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 )
@@ -42,14 +41,14 @@ class SkippedFile:
 
 @dataclass(frozen=True)
 class TextCorpus:
-    """Documents of a folder, without duplicates, cut into training and validation."""
+    """Documents of a folder, without duplicates, split into training and validation."""
 
     name: str
     train: tuple[TextDocument, ...]
     validation: tuple[TextDocument, ...]
     skipped: tuple[SkippedFile, ...]
     split_rule: str
-    """How the two parts were cut, for the record."""
+    """How the two parts were split, for the record."""
 
 
 def read_corpus(
@@ -62,17 +61,17 @@ def read_corpus(
 ) -> TextCorpus:
     """Read, deduplicate and split a corpus.
 
-    Two files are alike when they are equal after all white space is removed; the first by path is
-    kept. A file goes to validation when the hash of its path falls below `validation_fraction`, so
-    it stays on its side when files are added. Where none does, the file with the smallest hash
-    goes; a single file is cut at a line border instead, and its end is validation.
+    Two files are duplicates if they are equal after removing all white space; the first by path is
+    kept. A file is held out for validation if the hash of its path is below `validation_fraction`,
+    so it never changes sides when files are added. If none is, the file with the smallest hash is
+    held out; a single file is split at a line boundary, and its end is for validation.
 
     Args:
         source: `stdlib` for the `.py` files of the running Python's standard library without its
             tests, or `files`.
         path: a file or a folder, for `files`.
-        pattern: which files of the folder, such as `**/*.txt`.
-        encoding_errors: `stop` at a file that is not UTF-8, or `skip` and list it.
+        pattern: glob pattern of the files of the folder, such as `**/*.txt`.
+        encoding_errors: for a file that is not UTF-8: `stop`, or `skip` and list it.
         validation_fraction: share of files for validation, in [0, 1).
 
     Raises:
@@ -91,7 +90,7 @@ def read_corpus(
     if not documents:
         reasons = "; ".join(f"{entry.name}: {entry.reason}" for entry in skipped[:5])
         raise MissingDataError(
-            f"{name} holds no text" + (f" ({reasons})" if reasons else ""),
+            f"{name} has no text" + (f" ({reasons})" if reasons else ""),
             where=str(path or root),
             rule="at least one file with text",
             remedy="check data.path and data.pattern",
@@ -118,7 +117,7 @@ def _find(source: str, path: Path | str | None, pattern: str) -> tuple[Path, lis
         return root, _sorted(root, files), "stdlib"
     if path is None:
         raise RequestError(
-            "no text files are named",
+            "data.source is files, and data.path is not set",
             where="data.path",
             rule="the source `files` needs a path",
             remedy="set data.path to a file or folder",
@@ -126,10 +125,10 @@ def _find(source: str, path: Path | str | None, pattern: str) -> tuple[Path, lis
     root = Path(path).expanduser()
     if not root.exists():
         raise MissingDataError(
-            f"there is no file or folder {path}",
+            f"the file or folder {path} does not exist",
             where="data.path",
             rule="data.path names a file or folder that exists",
-            remedy=f"relative paths start at the working directory, {Path.cwd()}",
+            remedy=f"relative paths are resolved from the working directory, {Path.cwd()}",
         )
     if root.is_file():
         return root.parent, [root], root.name
@@ -144,7 +143,7 @@ def _find(source: str, path: Path | str | None, pattern: str) -> tuple[Path, lis
             f"no file in {path} matches {pattern!r}",
             where="data.path, data.pattern",
             rule="at least one file with text",
-            remedy=f"the folder holds {held} file(s) in all; `**/*` matches every one",
+            remedy=f"the folder has {held} file(s) in total; `**/*` matches all of them",
         )
     return root, _sorted(root, files), root.name
 
@@ -170,7 +169,7 @@ def _read(
                     f"{file} is {reason}",
                     where=f"{file}, byte {error.start}",
                     rule="text files are UTF-8",
-                    remedy="convert the file, or set data.encoding_errors to skip to leave it out",
+                    remedy="convert the file, or set data.encoding_errors to skip",
                 ) from error
             skipped.append(SkippedFile(name, reason))
             continue
@@ -186,7 +185,7 @@ def _read(
             continue
         key = hashlib.blake2b(letters.encode("utf-8"), digest_size=16).digest()
         if key in seen:
-            skipped.append(SkippedFile(name, f"equal to {seen[key]} but for white space"))
+            skipped.append(SkippedFile(name, f"equal to {seen[key]} except for white space"))
             continue
         seen[key] = name
         documents.append(TextDocument(name, text))
@@ -206,7 +205,7 @@ def _split(
     rule = f"files whose path hashes below {fraction:g}"
     if min(places) >= fraction:
         limit = sorted(places)[1]
-        rule = f"the file whose path has the smallest hash, as none lies below {fraction:g}"
+        rule = f"the file whose path has the smallest hash, as none is below {fraction:g}"
     elif max(places) < fraction:
         limit = max(places)
         rule = f"all files but the one whose path has the largest hash, as all lie below {fraction}"
@@ -216,7 +215,7 @@ def _split(
 
 
 def _place(name: str) -> float:
-    """Place of a path in [0, 1), the same on every machine."""
+    """Maps a path to [0, 1), the same on every machine."""
     digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest()
     # 53 bits are exact in a double and stay below 1.
     return (int.from_bytes(digest, "big") >> 11) / 2.0**53
@@ -226,10 +225,10 @@ def _cut(document: TextDocument, fraction: float) -> tuple[TextDocument, TextDoc
     lines = document.text.splitlines(keepends=True)
     if len(lines) < 2:
         raise DataError(
-            f"{document.name} is one line and cannot be cut for validation",
+            f"{document.name} is a single line and cannot be split for validation",
             where="data.validation_fraction",
-            rule="a single file is cut at a line border",
-            remedy="give a second file, or set data.validation_fraction to 0",
+            rule="a single file is split at a line boundary",
+            remedy="add a second file, or set data.validation_fraction to 0",
         )
     kept = min(len(lines) - 1, max(1, round(len(lines) * (1.0 - fraction))))
     return (

@@ -1,7 +1,6 @@
 """A byte-level BPE tokenizer, trained locally on the training documents.
 
-Any UTF-8 text comes back from its tokens unchanged. It downloads nothing and reads no validation
-text.
+Any UTF-8 text round-trips unchanged. Downloads nothing and reads no validation text.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from surefoot.data.sources.base import hash_parts
 
 END_OF_TEXT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257
-"""256 bytes and the end of a document."""
+"""256 bytes and the end-of-text token."""
 
 
 class TextTokenizer:
-    """Text to token ids and back.
+    """Converts text to token ids and back.
 
     Args:
         definition: JSON of a `tokenizers` tokenizer with byte-level pieces.
@@ -40,16 +39,16 @@ class TextTokenizer:
         except Exception as error:
             raise DataError(
                 f"the tokenizer cannot be read: {error}",
-                rule="a tokenizer is JSON as `tokenizers` writes it",
+                rule="a tokenizer is JSON as written by `tokenizers`",
                 remedy="delete it from the cache; it will be trained again",
             ) from error
-        # Text that spells a special token is text: only this class places document ends.
+        # Text that spells a special token is plain text: only this class places document ends.
         self._tokenizer.encode_special_tokens = True
         end = self._tokenizer.token_to_id(END_OF_TEXT)
         if end is None:
             raise DataError(
                 f"the tokenizer has no token {END_OF_TEXT}",
-                rule="a token marks the end of a document",
+                rule="one token marks the end of a document",
             )
         self.end_of_text: int = end
         self.vocabulary_size: int = self._tokenizer.get_vocab_size()
@@ -57,12 +56,12 @@ class TextTokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocabulary_size: int) -> TextTokenizer:
-        """Byte-level BPE of at most `vocabulary_size` tokens.
+        """Trains byte-level BPE with at most `vocabulary_size` tokens.
 
-        The same texts in the same order give the same tokenizer.
+        Deterministic for the same texts in the same order.
 
         Raises:
-            RequestError: the vocabulary is smaller than the bytes.
+            RequestError: the vocabulary is smaller than 257.
         """
         if vocabulary_size < SMALLEST_VOCABULARY:
             raise RequestError(
@@ -86,32 +85,32 @@ class TextTokenizer:
 
     @classmethod
     def load(cls, path: Path | str) -> TextTokenizer:
-        """Read what `save` wrote."""
+        """Reads what `save` wrote."""
         return cls(Path(path).read_text(encoding="utf-8"))
 
     def save(self, path: Path | str) -> None:
-        """Write the definition as JSON."""
+        """Writes the definition as JSON."""
         Path(path).write_text(self.definition, encoding="utf-8")
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, without an end of document."""
+        """Token ids of a text, without the end-of-text token."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of several texts, on all cores."""
+        """Token ids of several texts, using all cores."""
         return [
             list(encoded.ids)
             for encoded in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         ]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of token ids; ends of documents give no text, broken UTF-8 gives U+FFFD."""
+        """Text of token ids; end-of-text tokens give no text, invalid UTF-8 gives U+FFFD."""
         return str(self._tokenizer.decode([int(token) for token in ids], skip_special_tokens=True))
 
     def bytes_per_token(self) -> npt.NDArray[np.int64]:
-        """UTF-8 bytes that each token stands for, int64 [vocabulary_size]; 0 for the document end.
+        """UTF-8 bytes of each token, int64 [vocabulary_size]; 0 for the end-of-text token.
 
-        A byte-level piece spells each byte with one character.
+        A byte-level piece represents each byte by one character.
         """
         table = np.zeros(self.vocabulary_size, dtype=np.int64)
         for token in range(self.vocabulary_size):

@@ -1,7 +1,6 @@
-"""Token shards on disk: one flat array of ids and the borders of its documents.
+"""Token shards on disk: a flat array of ids and its document boundaries.
 
-Memory-mapped, so that a corpus larger than memory costs no time to open. Written once, never
-changed.
+Memory-mapped, so that a corpus larger than memory opens instantly. Written once, never changed.
 """
 
 from __future__ import annotations
@@ -36,19 +35,19 @@ class TokenShard:
     fingerprint: str
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A spawned worker maps the file again; the tokens themselves never travel.
+        # A spawned worker maps the file again; the tokens are not sent.
         return open_shard, (self.folder,)
 
 
 def write_shard(
     folder: Path, documents: Iterable[Iterable[int]], *, vocabulary_size: int, end_of_text: int
 ) -> None:
-    """Write documents, each followed by `end_of_text`, into an empty folder.
+    """Writes documents, each followed by `end_of_text`, into an empty folder.
 
     Args:
         folder: exists and is empty.
-        documents: token ids of each document; never all in memory at once.
-        vocabulary_size: ids lie below it; up to 65,536 they take two bytes.
+        documents: token ids of each document; streamed, never all in memory.
+        vocabulary_size: ids are below it; up to 65,536 they take two bytes.
         end_of_text: id of the token that ends a document.
     """
     dtype = np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
@@ -82,10 +81,10 @@ def write_shard(
 
 
 def open_shard(folder: Path | str) -> TokenShard:
-    """Map a shard that `write_shard` wrote.
+    """Maps a shard that `write_shard` wrote.
 
     Raises:
-        DataError: it is damaged or of another format; the file is named.
+        DataError: it is damaged or has another format; names the file.
     """
     folder = Path(folder)
     try:
@@ -94,7 +93,7 @@ def open_shard(folder: Path | str) -> TokenShard:
             raise DataError(
                 f"the token shard {folder} has format {index['format']}",
                 rule=f"this version reads format {_FORMAT}",
-                remedy="delete the folder; it will be made again",
+                remedy="delete the folder; it will be created again",
             )
         borders = np.load(folder / _BORDERS, allow_pickle=False)
         dtype = np.dtype(index["dtype"])
@@ -106,7 +105,7 @@ def open_shard(folder: Path | str) -> TokenShard:
             raise DataError(
                 f"the token shard {folder} is damaged: {_TOKENS} has {size} bytes",
                 rule=f"{index['num_tokens']} tokens of {dtype.itemsize} bytes",
-                remedy="delete the folder; it will be made again",
+                remedy="delete the folder; it will be created again",
             )
         if index["num_tokens"]:
             tokens: npt.NDArray[Any] = np.memmap(folder / _TOKENS, dtype=dtype, mode="r")
@@ -116,17 +115,17 @@ def open_shard(folder: Path | str) -> TokenShard:
         raise DataError(
             f"the token shard {folder} cannot be read: {error}",
             where=str(folder),
-            rule="a shard holds tokens, borders and an index",
-            remedy="delete the folder; it will be made again",
+            rule="a shard consists of tokens, borders and an index",
+            remedy="delete the folder; it will be created again",
         ) from error
     return TokenShard(folder, tokens, borders, index["hash"])
 
 
 def verify_shard(shard: TokenShard) -> None:
-    """Read a shard whole and compare its hash.
+    """Reads all of a shard and compares its hash.
 
     Raises:
-        DataError: a byte differs from what was written.
+        DataError: the content differs from what was written.
     """
     digest = hashlib.blake2b(digest_size=16)
     for start in range(0, shard.tokens.size, 1 << 24):
@@ -134,8 +133,8 @@ def verify_shard(shard: TokenShard) -> None:
     digest.update(shard.borders.tobytes())
     if digest.hexdigest() != shard.fingerprint:
         raise DataError(
-            f"the token shard {shard.folder} is not what was written",
+            f"the token shard {shard.folder} has changed since it was written",
             where=str(shard.folder),
-            rule="its content has the hash of its index",
-            remedy="delete the folder; it will be made again",
+            rule="its content has the hash stored in its index",
+            remedy="delete the folder; it will be created again",
         )

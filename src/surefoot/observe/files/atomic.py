@@ -1,6 +1,6 @@
-"""Writes small files so that a reader sees the old one or the new one, never half of one.
+"""Writes small files atomically: a reader sees the old content or the new one, never a part.
 
-It never holds a file open and knows nothing of what it writes.
+Holds no file open and knows nothing of the content.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def fsync_directory(path: Path) -> None:
-    """Makes renames and new names inside `path` survive a power cut."""
+    """Makes renames and new names inside `path` survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -19,10 +19,10 @@ def fsync_directory(path: Path) -> None:
 
 
 def write_all(descriptor: int, data: bytes) -> int:
-    """Writes `data` whole and returns its length.
+    """Writes all of `data` and returns its length.
 
     Raises:
-        PartialWriteError: it failed after some bytes were written, such as on a full disk.
+        PartialWriteError: failed after some bytes were written, such as on a full disk.
         OSError: nothing was written.
     """
     written = 0
@@ -38,7 +38,7 @@ def write_all(descriptor: int, data: bytes) -> int:
 
 
 def read_from(descriptor: int, offset: int) -> bytes:
-    """All that a file holds from `offset` on."""
+    """The content of a file from `offset` on."""
     chunks = []
     while chunk := os.pread(descriptor, 1 << 20, offset):
         chunks.append(chunk)
@@ -47,7 +47,7 @@ def read_from(descriptor: int, offset: int) -> bytes:
 
 
 def free_name_beside(path: Path, word: str) -> Path:
-    """The first of `STEM.WORD-1.SUFFIX`, `STEM.WORD-2.SUFFIX`, ... that nothing has yet."""
+    """The first unused path of `STEM.WORD-1.SUFFIX`, `STEM.WORD-2.SUFFIX`, ..."""
     count = 1
     while (free := path.with_name(f"{path.stem}.{word}-{count}{path.suffix}")).exists():
         count += 1
@@ -55,7 +55,7 @@ def free_name_beside(path: Path, word: str) -> Path:
 
 
 class PartialWriteError(OSError):
-    """A write stopped half way; `written` bytes are in the file."""
+    """A write stopped part way; `written` bytes are in the file."""
 
     def __init__(self, written: int, cause: OSError) -> None:
         super().__init__(cause.errno, cause.strerror)
@@ -63,10 +63,9 @@ class PartialWriteError(OSError):
 
 
 def atomic_write(path: Path, data: str | bytes) -> None:
-    """Writes `data` (text as UTF-8) to `path`: a temporary beside, fsync, rename, fsync of the
-    folder.
+    """Writes `data` (text as UTF-8) to `path`: temporary file, fsync, rename, fsync of the folder.
 
-    A kill at any moment leaves the old file or the new one, and at worst a `.NAME.tmp-PID` beside
+    A kill at any moment leaves the old file or the new one, and at worst a `.NAME.tmp-PID` next to
     it.
     """
     content = data.encode("utf-8") if isinstance(data, str) else data
@@ -86,9 +85,9 @@ def atomic_write(path: Path, data: str | bytes) -> None:
 
 
 def remove_leftovers(folder: Path) -> list[Path]:
-    """Removes the temporaries that killed writers left in `folder`; returns what was removed.
+    """Removes temporary files of killed writers from `folder`; returns the removed paths.
 
-    Only safe for the one process that owns the folder.
+    Only safe for the process that owns the folder.
     """
     leftovers = sorted(folder.glob(".*.tmp-*"))
     for path in leftovers:

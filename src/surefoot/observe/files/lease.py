@@ -1,8 +1,8 @@
-"""The lease of a run folder: one process owns it, a second is told who does, a dead one loses it.
+"""The lease of a run folder: one process owns it; a second one is refused; a dead owner loses it.
 
-The kernel's lock is taken where the disk knows one: it is free the moment its owner ends, however
-it ends. The owner's name and its heartbeat stand beside it for disks and machines where that lock
-says nothing. A lease never compares the clocks of two machines.
+Uses the kernel's file lock where the file system supports it: it is released the moment its owner
+ends. The owner's name and heartbeat are stored beside it for file systems and machines where the
+lock is not reliable. Never compares the clocks of two machines.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ _RETRY_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class LeaseTimes:
-    """How long a lease waits for what."""
+    """Timing of a lease, in seconds."""
 
     beat_seconds: float = 5.0
-    """Pause between two beats."""
+    """Pause between two heartbeats."""
     silent_seconds: float = 60.0
-    """An owner elsewhere whose beat does not change for so long, watched from here, is dead."""
+    """An owner on another machine whose heartbeat does not change for this long is dead."""
     settle_seconds: float = 1.0
-    """Where there is no kernel lock: pause until a second taker would have written its name."""
+    """Without a kernel lock: time after which a concurrent taker would have written its name."""
 
 
 TIMES = LeaseTimes()
 
 
 class Lease:
-    """Exclusive ownership of a folder for as long as this process lives or until `release()`.
+    """Exclusive ownership of a folder while this process lives, or until `release()`.
 
-    Taking one from an owner on another machine that did not give it back takes `silent_seconds`.
+    Taking over from an owner on another machine that did not release takes `silent_seconds`.
 
     Args:
-        folder: the run folder; it exists.
-        times: the pauses.
-        tell: is told of a long wait, before it.
+        folder: the run folder; must exist.
+        times: the timing.
+        tell: called with a message before a long wait.
 
     Raises:
-        RunFolderError: another process owns the folder; it is named.
+        RunFolderError: another process owns the folder; names it.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Lease:
             raise RunFolderError(
                 f"The run folder cannot be locked: {error.strerror}.",
                 where=str(self.path),
-                rule="a run folder lies on a disk that can be written to",
+                rule="a run folder is on a writable disk",
             ) from error
         except BaseException:
             self._let_go()
@@ -88,18 +88,18 @@ class Lease:
 
     @property
     def attempt(self) -> str:
-        """Name of this stretch of ownership; no other has it."""
+        """Unique name of this period of ownership."""
         return self.owner.attempt
 
     def still_owner(self) -> bool:
-        """Whether nobody has taken the folder since; ask before anything is published.
+        """Whether no other process has taken the folder since; ask before publishing anything.
 
-        Also in a process that this one forked to write in its stead.
+        Also in a process that this one has forked to write for it.
         """
         return owns(self.folder, self.attempt)
 
     def release(self) -> None:
-        """Gives the folder back; harmless when called twice."""
+        """Releases the folder; idempotent."""
         if self._descriptor < 0:
             return
         if self.owner.pid == os.getpid() and self.still_owner():
@@ -119,21 +119,21 @@ class Lease:
     def _take(self, tell: Callable[[str], None]) -> None:
         kernel_lock = self._take_kernel_lock()
         before = read_owner(self.folder)
-        # On a disk of this machine the kernel has said already that nobody holds the folder.
+        # On a local disk the kernel has already shown that nobody holds the folder.
         proven = kernel_lock and lock.is_on_local_disk(self.folder)
         if before is not None and not before.released and not proven:
             self._refuse_living(before, tell)
         os.pwrite(self._descriptor, self.owner.as_bytes(), 0)
         os.fsync(self._descriptor)
         if not kernel_lock:
-            # Two takers without a kernel lock: the last one to write its name has the folder.
+            # Two takers without a kernel lock: the last one to write its name wins.
             time.sleep(self._times.settle_seconds)
             if not self.still_owner():
                 raise self._refusal(read_owner(self.folder))
 
     def _take_kernel_lock(self) -> bool:
-        """Whether there is one; it is held then."""
-        # A listing of runs may probe the lock for some microseconds: try again before refusing.
+        """Takes the kernel lock; False if the file system has none."""
+        # A listing of runs may probe the lock for some microseconds: retry before refusing.
         deadline = time.monotonic() + _RETRY_SECONDS
         try:
             while not lock.try_lock(self._descriptor, fcntl.LOCK_EX):
@@ -147,16 +147,16 @@ class Lease:
         return True
 
     def _refuse_living(self, before: Owner, tell: Callable[[str], None]) -> None:
-        """Refuses unless it is sure that the owner before has ended.
+        """Refuses unless the previous owner has certainly ended.
 
         Raises:
-            RunFolderError: it lives.
+            RunFolderError: it is alive.
         """
         if before.is_near:
             if not before.has_ended:
                 raise self._refusal(before)
             return
-        tell(f"watching for {self._times.silent_seconds:g} s whether {before} still lives")
+        tell(f"waiting {self._times.silent_seconds:g} s to see whether {before} is still alive")
         seen = _read_beat(self.folder)
         until = time.monotonic() + self._times.silent_seconds
         while time.monotonic() < until:
@@ -173,7 +173,7 @@ class Lease:
         )
 
     def _beat(self, count: int) -> None:
-        # Opened and closed each time: over a network that is what makes others see it.
+        # Reopened each time: on a network file system only that makes it visible to others.
         path = self.folder / HEARTBEAT_NAME
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -183,7 +183,7 @@ class Lease:
 
 
 def owns(folder: Path, attempt: str) -> bool:
-    """Whether the folder is held by that attempt, as its file says now."""
+    """Whether that attempt holds the folder, according to its file."""
     owner = read_owner(folder)
     return owner is not None and owner.attempt == attempt and not owner.released
 
@@ -192,14 +192,14 @@ def _keep_beating(held: weakref.ref[Lease], done: threading.Event, times: LeaseT
     count = 0
     while not done.wait(times.beat_seconds):
         lease = held()
-        # Who has lost the folder must not look alive in it.
+        # A process that has lost the folder must not send heartbeats.
         if lease is None or not lease.still_owner():
             return
         count += 1
         try:
             lease._beat(count)
         except OSError:
-            # A disk that fails is told by whoever has something to lose on it.
+            # A failing disk is reported by whoever writes data to it.
             continue
 
 
@@ -215,8 +215,8 @@ _held: weakref.WeakSet[Lease] = weakref.WeakSet()
 
 def _let_go_in_child() -> None:
     # A forked data worker inherits the descriptor, and with it the lock: it would keep the folder
-    # of a killed run in use. Closing the child's copy leaves the parent's lock as it is.
-    # Nothing of the thread is touched: at this moment it may have held its own locks.
+    # of a killed run in use. Closing the child's copy leaves the parent's lock in place. The
+    # thread is not touched: it may have held its own locks at the fork.
     for lease in list(_held):
         lease._close()
 

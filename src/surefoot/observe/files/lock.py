@@ -1,7 +1,6 @@
-"""Who owns a run folder: the name that an owner leaves, and what proves that it has ended.
+"""Who owns a run folder: the name that an owner leaves, and proof that it has ended.
 
-It reads and compares; it takes nothing and waits for nothing. Times of two machines are never
-compared.
+Reads and compares; takes nothing and waits for nothing. Never compares times of two machines.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pathlib import Path
 
 LOCK_NAME = ".lock"
 FILE_BYTES = 1024
-"""The file has one size, so that a reader beside a writer never sees half of it."""
+"""Fixed file size, so that a concurrent reader never sees half of it."""
 NO_LOCKS_HERE = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 
 LOCAL_DISKS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs", "overlay", "zfs"})
@@ -27,20 +26,20 @@ LOCAL_DISKS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs"
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who holds, or held, a run folder."""
+    """The process that holds, or held, a run folder."""
 
     host: str
     pid: int
     started: float
-    """Unix time at which the owner took the folder; for people, never compared."""
+    """Unix time at which the owner took the folder; for display, never compared."""
     place: str = ""
-    """Boot of the machine and space of process ids: the same text, the same meaning of a pid."""
+    """Boot id and pid namespace: equal text, equal meaning of a pid."""
     born: str = ""
-    """When the process began, as its machine counts; a pid that is used again has another."""
+    """Start of the process by its machine's clock; tells a reused pid apart."""
     attempt: str = ""
-    """Drawn anew each time that a folder is taken."""
+    """Drawn each time a folder is taken."""
     released: bool = False
-    """The owner gave it back itself."""
+    """Whether the owner released the folder itself."""
 
     @classmethod
     def here(cls) -> Owner:
@@ -61,12 +60,12 @@ class Owner:
 
     @property
     def is_near(self) -> bool:
-        """Whether its process id means something here."""
+        """Whether its process id is meaningful on this machine."""
         return bool(self.place) and self.place == this_place()
 
     @property
     def has_ended(self) -> bool:
-        """Proof, for an owner that is near, that its process has ended."""
+        """Whether the process of a near owner has certainly ended."""
         return not self.born or birth_of(self.pid) != self.born
 
     def as_bytes(self) -> bytes:
@@ -74,7 +73,7 @@ class Owner:
 
 
 def read_owner(folder: Path) -> Owner | None:
-    """The last process that took the folder, alive or not; None where none is readable."""
+    """The last process that took the folder, alive or not; None if none is readable."""
     try:
         return Owner(**json.loads((folder / LOCK_NAME).read_text("utf-8")))
     except (OSError, ValueError, TypeError):
@@ -82,7 +81,7 @@ def read_owner(folder: Path) -> Owner | None:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Whether an owner holds the folder, as far as one look can tell."""
+    """Whether an owner holds the folder, as far as one check can tell."""
     path = folder / LOCK_NAME
     if not path.exists():
         return False
@@ -104,10 +103,10 @@ def is_in_use(folder: Path) -> bool:
 
 
 def try_lock(descriptor: int, kind: int) -> bool:
-    """Takes the kernel's lock of an open file, if it is free.
+    """Takes the kernel's lock of an open file, if free.
 
     Raises:
-        OSError: the file system knows no locks.
+        OSError: the file system supports no locks.
     """
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
@@ -117,7 +116,7 @@ def try_lock(descriptor: int, kind: int) -> bool:
 
 
 def is_on_local_disk(path: Path) -> bool:
-    """Whether one kernel alone uses the disk of `path`; False where that is not known."""
+    """Whether only this machine's kernel uses the disk of `path`; False if unknown."""
     device = os.stat(path).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
@@ -129,7 +128,7 @@ def is_on_local_disk(path: Path) -> bool:
 
 
 def this_place() -> str:
-    """Boot of this machine and, where there are such, this process's space of process ids."""
+    """Boot id of this machine and, where they exist, the process's pid namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -138,13 +137,13 @@ def this_place() -> str:
 
 
 def birth_of(pid: int) -> str:
-    """When the process began, counted from the boot; empty where there is none (or a zombie)."""
+    """Start of a process, counted from boot; empty if there is none (or a zombie)."""
     if sys.platform.startswith("linux"):
         try:
             fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
         except OSError:
             return ""
-        # The name of the program may hold spaces and parentheses: what follows the last one counts.
+        # The program name may contain spaces and parentheses: parse after the last one.
         state, *rest = fields.rpartition(")")[2].split()
         return "" if state in "ZX" else rest[18]
     return _birth_by_psutil(pid)

@@ -1,7 +1,7 @@
-"""A log that somebody deletes, replaces or cuts while the run writes it. It stands again, whole
-where that can be, and nothing that stood in its place is thrown away.
+"""Restores a log that was deleted, replaced or truncated while the run writes it.
 
-A deleted file lives on behind its descriptor, so what the run wrote is still to be had.
+A deleted file is still readable through its descriptor. Whatever took its place is moved aside,
+never deleted.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from surefoot.observe.files.atomic import atomic_write, free_name_beside, read_f
 
 @dataclass(frozen=True)
 class RestoredLog:
-    """A log that stands at its place again."""
+    """A log that is back in its place."""
 
     descriptor: int
-    """Of the new file; the old one is closed."""
+    """Descriptor of the new file; the old one is closed."""
     size: int
     told: str
-    """What has happened; empty where a faithful copy stood there, and nothing was changed."""
+    """What happened; empty if a faithful copy was found and nothing was changed."""
 
 
 def restore_log_file(path: Path, descriptor: int, size: int) -> RestoredLog | None:
-    """Looks whether `path` names the file behind `descriptor`, and mends it where it does not.
+    """Checks whether `path` is the file behind `descriptor`, and restores it if not.
 
     Args:
-        size: bytes that the run has written there.
+        size: bytes that the run has written to it.
 
     Returns:
-        None where all is as the run left it.
+        None if the file is unchanged.
 
     Raises:
-        OSError: the disk refuses; the old descriptor holds what it held, try again later.
+        OSError: the disk refuses; the old descriptor stays valid, try again later.
     """
     own = os.fstat(descriptor)
     try:

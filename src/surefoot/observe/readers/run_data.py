@@ -1,7 +1,7 @@
-"""All that one run left behind, read into memory: for whoever judges, shows or compares it.
+"""Everything that one run left on disk, read into memory.
 
-It reads runs that are under way, failed or killed too: what is missing is empty, what is damaged is
-said. It interprets nothing and changes nothing.
+Also reads running, failed and killed runs: what is missing is empty, what is damaged is listed in
+`problems`. Interprets nothing and changes nothing.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ NAN = math.nan
 
 
 class StepColumns:
-    """The rows of updates as columns of numbers; a mapping in a row gives columns `name/key`.
+    """The rows of updates as columns of numbers; a mapping in a row becomes columns `name/key`.
 
-    A value that a row lacks is NaN; a NaN or infinity that was logged is also in `non_finite`.
+    A missing value is NaN; a NaN or infinity that was logged is also in `non_finite`.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.columns: dict[str, array[float]] = {}
         self.non_finite: dict[str, list[int]] = {}
-        """Column to the indices of rows in which its value was logged as not finite."""
+        """Column to the indices of rows in which its value was logged as non-finite."""
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Takes over one row."""
+        """Adds one row."""
         index = self.count
         self.count += 1
         for name, value in _numbers(row):
@@ -65,20 +65,20 @@ class StepColumns:
             column.append(float(value))
 
     def close(self) -> None:
-        """Makes all columns equally long."""
+        """Pads all columns to equal length."""
         for column in self.columns.values():
             column.extend([NAN] * (self.count - len(column)))
 
     def column(self, name: str) -> Sequence[float]:
-        """The values of a column, one for each row; NaN where it was never logged."""
+        """The values of a column, one per row; NaN where it was not logged."""
         return self.columns.get(name) or array("d", [NAN] * self.count)
 
     def has(self, name: str) -> bool:
-        """Whether any row has a finite value of it."""
+        """Whether any row has a finite value in this column."""
         return any(math.isfinite(value) for value in self.columns.get(name, ()))
 
     def last(self, name: str) -> float | None:
-        """Its newest value, NaN and infinities included; None where it was never logged."""
+        """The latest value, NaN and infinities included; None if it was never logged."""
         column = self.columns.get(name)
         return column[-1] if column else None
 
@@ -107,23 +107,23 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class RunData:
-    """One run."""
+    """The files of one run."""
 
     path: Path
     summary: RunSummary
     config: Mapping[str, Any]
-    """Empty where it was cut off before it wrote one."""
+    """Empty if the run ended before it wrote one."""
     origins: Mapping[str, str]
-    """Dotted path of each value of the configuration to where it came from."""
+    """Dotted path of each configuration value to its origin."""
     contract: Mapping[str, Any]
     record: Mapping[str, Any]
     later_records: tuple[Mapping[str, Any], ...]
-    """What each resume recorded."""
+    """What each resume has recorded."""
     steps: StepColumns
     evaluations: tuple[Evaluated, ...]
     events: tuple[Event, ...]
     problems: tuple[str, ...] = field(default=())
-    """What could not be read, in words."""
+    """What could not be read, as messages."""
 
     @property
     def name(self) -> str:
@@ -131,23 +131,23 @@ class RunData:
 
     @cached_property
     def stretches(self) -> tuple[Stretch, ...]:
-        """Its attempts."""
+        """The attempts of the run."""
         times = self.steps.columns.get("time")
         return stretches_of(self.events, times[-1] if times else None)
 
     @property
     def seconds(self) -> float:
-        """Wall time at work, over all attempts."""
+        """Wall time over all attempts, without the time between them."""
         return sum(stretch.seconds for stretch in self.stretches)
 
     @property
     def device_hours(self) -> float:
-        """Devices held, times hours, over all attempts; a run on the CPU holds one."""
+        """Number of devices times hours, over all attempts; a CPU run counts as one device."""
         return sum(stretch.device_seconds for stretch in self.stretches) / 3600
 
     @property
     def deciding(self) -> tuple[str | None, str, str]:
-        """Validation set (None: the first), metric and direction that decide."""
+        """Validation set (None: the first), metric and direction by which runs are judged."""
         found = self.extra.get("deciding_metric")
         fields: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
         direction = str(fields.get("direction", "min"))
@@ -155,12 +155,12 @@ class RunData:
 
     @property
     def extra(self) -> Mapping[str, Any]:
-        """What the run recorded of itself."""
+        """Further facts that the run has recorded about itself."""
         extra = self.record.get("extra")
         return extra if isinstance(extra, Mapping) else {}
 
     def latest(self) -> dict[str, float]:
-        """The newest value of each metric, as SET/METRIC."""
+        """The latest value of each metric, as SET/METRIC."""
         return {
             f"{evaluated.set_name}/{metric}": value
             for evaluated in self.evaluations
@@ -168,10 +168,10 @@ class RunData:
         }
 
     def judged(self, which: str) -> dict[str, tuple[int, float]]:
-        """Step and value of each metric, as SET/METRIC, of the evaluation that counts.
+        """Step and value of each metric, as SET/METRIC, at the evaluation that counts.
 
         Args:
-            which: `last`, or `best`: where the deciding metric was best of the steps whose
+            which: `last`, or `best`: the step with the best deciding metric among those whose
                 checkpoints were kept.
         """
         step = self.best_kept_step() if which == "best" else None
@@ -185,7 +185,7 @@ class RunData:
         }
 
     def best_kept_step(self) -> int | None:
-        """The step of the best checkpoint that is still there, by the deciding metric."""
+        """The step of the best remaining checkpoint, by the deciding metric."""
         name, direction = self.deciding_name(), self.deciding[2]
         names = (path.name for path in (self.path / CHECKPOINTS_NAME).glob("step-*"))
         kept = {int(name[5:]) for name in names if re.fullmatch("step-[0-9]{8,}", name)}
@@ -197,14 +197,14 @@ class RunData:
         return min(found)[1] if found else None
 
     def deciding_name(self) -> str | None:
-        """The deciding metric as SET/METRIC; None where nothing was evaluated and none is named."""
+        """The deciding metric as SET/METRIC; None if nothing was evaluated and none is named."""
         set_name, metric, _ = self.deciding
         if set_name is None and self.evaluations:
             set_name = self.evaluations[0].set_name
         return None if set_name is None else f"{set_name}/{metric}"
 
     def history(self, name: str) -> list[tuple[int, float]]:
-        """Step and value of a metric named SET/METRIC, first to last."""
+        """(step, value) of a metric named SET/METRIC, in order."""
         return [
             (evaluated.step, value)
             for evaluated in self.evaluations
@@ -213,15 +213,15 @@ class RunData:
         ]
 
     def artifacts(self, pattern: str) -> list[Path]:
-        """Artifacts whose names match a shell pattern."""
+        """Artifacts whose names match a glob pattern."""
         return sorted((self.path / "artifacts").glob(pattern))
 
 
 def read_run(path: str | Path) -> RunData:
-    """Reads a run folder, whatever became of its run.
+    """Reads a run folder, whatever the state of its run.
 
     Raises:
-        RunFolderError: it is no run folder.
+        RunFolderError: it is not a run folder.
     """
     path = find_run(path).absolute()
     problems: list[str] = []
@@ -246,17 +246,17 @@ def read_run(path: str | Path) -> RunData:
 
 
 def read_contract(path: Path) -> dict[str, Any]:
-    """A contract that was written down; empty where it is missing or damaged."""
+    """The content of a contract file; empty if missing or damaged."""
     return _read_config(path, [])[0]
 
 
 def _read_config(path: Path, problems: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values, and the comment behind each: that is where its origin stands."""
+    """The values, and the comment behind each, which holds its origin."""
     try:
         text = path.read_text("utf-8")
         given, lines = read_yaml(text, path.name)
     except FileNotFoundError:
-        problems.append(f"{path.name} is not there")
+        problems.append(f"{path.name} is missing")
         return {}, {}
     except (OSError, UnicodeDecodeError, ConfigError) as error:
         problems.append(f"{path.name} cannot be read: {error}")
@@ -276,7 +276,7 @@ def _read_json(path: Path, problems: list[str]) -> dict[str, Any]:
             raise ValueError("it is no object")
         return found
     except FileNotFoundError:
-        problems.append(f"{path.name} is not there")
+        problems.append(f"{path.name} is missing")
     except (OSError, ValueError) as error:
         problems.append(f"{path.name} cannot be read: {error}")
     return {}
@@ -296,9 +296,9 @@ def _read_metrics(path: Path, problems: list[str]) -> tuple[StepColumns, list[Ev
                     elif row["row"] == "eval":
                         evaluations.append(_evaluated(row))
                 except (ValueError, KeyError, TypeError):
-                    problems.append(f"{path.name}: line {number} is no row")
+                    problems.append(f"{path.name}: line {number} is not a row")
     else:
-        problems.append(f"{path.name} is not there")
+        problems.append(f"{path.name} is missing")
     steps.close()
     return steps, evaluations
 

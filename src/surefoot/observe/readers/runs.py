@@ -1,4 +1,4 @@
-"""The runs under a folder, each from its own files alone. Changes nothing and needs no service."""
+"""Lists the runs below a folder, each from its own files alone. Changes nothing."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from surefoot.observe.run_folder import (
 
 
 class RunStatus(StrEnum):
-    """What became of a run."""
+    """State of a run."""
 
     RUNNING = "running"
     FINISHED = "finished"
     FAILED = "failed"
     STOPPED = "stopped"
-    """Stopped on request; it can be resumed."""
+    """Stopped on request; can be resumed."""
     KILLED = "killed"
-    """Its process ended without a word; it can be resumed."""
+    """Its process ended without writing an end event; can be resumed."""
 
 
 _STATUS_OF_END = {
@@ -46,7 +46,7 @@ _STATUS_OF_END = {
 
 @dataclass(frozen=True, slots=True)
 class BestMetric:
-    """The best value of the metric that decides."""
+    """The best value of the deciding metric."""
 
     set_name: str
     metric: str
@@ -56,35 +56,35 @@ class BestMetric:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """One run of a list. None: the run has left nothing to know it by."""
+    """One run of a list. None: unknown from the run's files."""
 
     path: Path
     name: str
     status: RunStatus
     step: int | None
     loss: float | None
-    """Of the last update in the log."""
+    """Step of the last update in the log."""
     best: BestMetric | None
     started: datetime | None
     duration_seconds: float | None
-    """Sum over the stretches between a start or resume and its end. A stretch that was killed
-    counts up to its last sign of life."""
+    """Wall time, summed over the attempts. A killed attempt counts up to its last written event or
+    row."""
     note: str
-    """The last event's message, or what is wrong with the folder's files."""
+    """The last event's message, or what is wrong with the files of the folder."""
 
 
 def list_runs(root: str | Path) -> list[RunSummary]:
     """Every run folder directly under `root`, oldest first.
 
     Raises:
-        RunFolderError: `root` is no folder.
+        RunFolderError: `root` is not a folder.
     """
     root = Path(root)
     if not root.is_dir():
         raise RunFolderError(
             "The folder of the runs does not exist.",
             where=str(root),
-            remedy="name the folder that holds the run folders, or start a run",
+            remedy="name the folder that contains the run folders, or start a run",
         )
     names = (CONFIG_NAME, RECORD_NAME, EVENTS_NAME)
     folders = [
@@ -96,7 +96,7 @@ def list_runs(root: str | Path) -> list[RunSummary]:
 
 
 def summarise_run(path: Path) -> RunSummary:
-    """One run folder in one line; damaged files are said, not raised."""
+    """Summary of one run folder; damaged files are reported in it, not raised."""
     problems: list[str] = []
     running = is_in_use(path)
     events = list(read_events(path / EVENTS_NAME)) if (path / EVENTS_NAME).is_file() else []
@@ -132,14 +132,14 @@ def best_metric(path: Path, set_name: str | None, metric: str, direction: str) -
     """The best evaluation in a metrics log; NaN is never the best.
 
     Args:
-        set_name: the validation set that decides; None: the one evaluated first.
+        set_name: the deciding validation set; None: the one evaluated first.
         direction: `min` or `max`.
     """
     best: BestMetric | None = None
     sign = 1 if direction == "min" else -1
     with open(path, "rb") as file:
         for line in file:
-            # The row's kind comes first, so that rows of updates cost no parsing.
+            # `row` is the first key, so that rows of updates need no parsing.
             if not line.startswith(b'{"row":"eval"') or not line.endswith(b"\n"):
                 continue
             row = json.loads(line)
@@ -153,7 +153,7 @@ def best_metric(path: Path, set_name: str | None, metric: str, direction: str) -
 
 
 def _deciding_metric(record_path: Path) -> tuple[str | None, str, str]:
-    """Set, metric and direction: the keys `set` (may be missing), `name` and `direction` of the
+    """Set, metric and direction, from the keys `set` (optional), `name` and `direction` of the
     record's `extra.deciding_metric`.
     """
     try:

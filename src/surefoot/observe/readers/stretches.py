@@ -1,6 +1,6 @@
-"""The stretches of a run: each from a start or resume to its end, and what they cost together.
+"""The attempts of a run: each from a start or resume to its end, and their total cost.
 
-Time between a stop and the resume belongs to no stretch. Pure: events in, seconds out.
+Time between a stop and the resume belongs to no attempt. Pure: events in, seconds out.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from surefoot.core.reports import Event
 from surefoot.observe.events import BEGINNINGS, EventKind
 
 DEVICES_KEY = "devices"
-"""In the event that begins a stretch: how many devices it holds. A CPU rank counts as one."""
+"""Key in the event that begins an attempt: the number of devices. A CPU rank counts as one."""
 LAST_SEEN_KEY = "last_seen"
-"""In a resume: the last sign of life of the stretch before it, in Unix time."""
+"""Key in a resume event: last activity of the attempt before it, in Unix time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Stretch:
     began: float
     """Unix time."""
     ended: float
-    """Unix time of its end, or of its last sign of life where it was killed."""
+    """Unix time of its end, or of its last activity if it was killed."""
     devices: int = 1
 
     @property
@@ -37,11 +37,11 @@ class Stretch:
 
 
 def stretches_of(events: Iterable[Event], last_seen: float | None = None) -> tuple[Stretch, ...]:
-    """The stretches that these events tell of.
+    """The attempts that these events describe.
 
     Args:
-        events: everything that happened to the run, in order.
-        last_seen: a last sign of life of the last stretch: its newest row, or now while it runs.
+        events: all events of the run, in order.
+        last_seen: last activity of the last attempt: its newest row, or now while it runs.
     """
     found: list[Stretch] = []
     began: Event | None = None
@@ -59,7 +59,7 @@ def stretches_of(events: Iterable[Event], last_seen: float | None = None) -> tup
 
 
 def elapsed_at(stretches: Sequence[Stretch], moment: float) -> float:
-    """Seconds that the run had been at work at `moment` (Unix time)."""
+    """Seconds that the run had been running at `moment` (Unix time)."""
     return sum(min(max(moment, s.began), s.ended) - s.began for s in stretches)
 
 

@@ -1,6 +1,6 @@
-"""Draws curves with characters: a line in Braille dots, and a sparkline of one row.
+"""Draws curves with characters: a line of Braille dots, and a one-row sparkline.
 
-Pure functions from numbers to text. It never chooses colours.
+Pure functions from numbers to text, without colours.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """The range of values that a drawing covers."""
+    """The range of values of a plot."""
 
     left: float
     right: float
@@ -27,14 +27,14 @@ class Axes:
 
     @classmethod
     def around(cls, *curves: Sequence[Point]) -> Axes:
-        """The smallest axes that hold every point; at least one point is needed."""
+        """The smallest axes that contain every point; at least one point is needed."""
         points = [point for curve in curves for point in curve]
         xs = [x for x, _ in points]
         ys = [y for _, y in points]
         return cls(min(xs), max(xs), min(ys), max(ys))
 
     def place(self, point: Point, columns: int, rows: int) -> tuple[int, int]:
-        """Column and row (0 at the top) of a point on a grid; a flat curve lies in the middle."""
+        """Column and row (0 at the top) of a point on a grid; a flat curve is in the middle."""
         x, y = point
         across = (x - self.left) / (self.right - self.left) if self.right > self.left else 0.0
         up = (y - self.low) / (self.high - self.low) if self.high > self.low else 0.5
@@ -42,7 +42,7 @@ class Axes:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """One character a value, from low to high.
+    """One character per value, from low to high.
 
     >>> sparkline([4.0, 3.0, 2.0, 2.0, 1.0])
     '█▅▃▃▁'

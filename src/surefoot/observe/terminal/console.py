@@ -1,7 +1,7 @@
 """The console: a live view on a terminal, plain lines anywhere else.
 
-A thread of its own looks at the latest report about twice a second; the run stores one attribute an
-update and never waits. Whatever happens, `close` gives the terminal back as it was.
+A separate thread reads the latest report about twice a second; the run stores one attribute per
+update and never waits. `close` always restores the terminal.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _JOIN_SECONDS = 5.0
 
 
 class ConsoleView:
-    """Shows a run to a person. An Observer; nothing is shown before `start`.
+    """Shows a run to a person. An Observer; shows nothing before `start`.
 
     Args:
         facts: what does not change during the run.
         mode: `auto` is live on a terminal that can show it, plain lines elsewhere; `off` shows
-            nothing.
-        stream: where to; default: standard error, so that standard output stays the command's
+            stream: destination; default: standard error, so that standard output is left to the
+                command's answer.
             answer.
         clock: for tests.
     """
@@ -83,14 +83,14 @@ class ConsoleView:
         self._tell(event)
 
     def start(self) -> ConsoleView:
-        """Takes the terminal and begins to show the run; returns itself."""
+        """Takes the terminal and starts to show the run; returns itself."""
         if self.mode == "off" or self._thread is not None:
             return self
         self._tracker.began = self._clock()
         atexit.register(self.close)
         _active.add(self)
         if self.mode == "live":
-            # Only what goes to a terminal itself may be led past the live view.
+            # Only streams that go to a terminal may be redirected past the live view.
             self._live = Live(
                 console=self._terminal,
                 auto_refresh=False,
@@ -104,10 +104,10 @@ class ConsoleView:
         return self
 
     def close(self) -> None:
-        """Shows the last numbers and gives the terminal back; harmless when called twice.
+        """Shows the last numbers and restores the terminal; idempotent.
 
         Raises:
-            SurefootError: showing has failed.
+            SurefootError: the output has failed.
         """
         thread, self._thread = self._thread, None
         if thread is None:
@@ -146,7 +146,7 @@ class ConsoleView:
                 self._wake.clear()
             self._show(last=True)
         except Exception as error:
-            # The run goes on without a view; it learns of it at the next evaluation or event.
+            # The run continues without a view; the error is raised at the next evaluation or event.
             self._failure = error
 
     def _show(self, last: bool) -> None:
@@ -186,10 +186,10 @@ class ConsoleView:
 
 
 def choose_mode(mode: Mode, terminal: Terminal) -> Mode:
-    """What `auto` means on this terminal; other modes stay.
+    """The mode that `auto` means on this terminal; other modes are returned unchanged.
 
-    `live` needs a terminal that moves its cursor (not `TERM=dumb`) and shows Unicode. `NO_COLOR`
-    takes the colours, not the view.
+    `live` needs a terminal with cursor movement (not `TERM=dumb`) and Unicode. `NO_COLOR` removes
+    the colours, not the view.
     """
     if mode != "auto":
         return mode
@@ -201,8 +201,8 @@ _active: weakref.WeakSet[ConsoleView] = weakref.WeakSet()
 
 
 def _leave_in_child() -> None:
-    # A forked data worker has no thread of ours, and a lock of the live view may be held for ever
-    # in its copy: it must print past the view and must not touch the terminal's state.
+    # A forked data worker has no such thread, and its copy of the live view's lock may be held for
+    # ever: it must print past the view and must not touch the terminal's state.
     for view in list(_active):
         if view._live is not None:
             sys.stdout, sys.stderr = view._streams

@@ -1,6 +1,6 @@
-"""How the live view looks: one view becomes one frame, or one plain line.
+"""Renders the live view: one view becomes one frame, or one plain line.
 
-Pure: it reads no clock, no terminal and no run.
+Pure: reads no clock, no terminal and no run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One frame of the live view as an SVG picture, for a page such as the README.
 
-The picture stands alone: it refers to nothing on the network and looks the same in every font.
+The picture is self-contained: it loads nothing from the network and looks the same in every font.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def frame_as_svg(view: View, *, width: int = 100, title: str = "surefoot train")
 
 
 def _redraw(match: re.Match[str]) -> str:
-    """A piece of text without its clip, which cuts underscores; Braille cells as drawn dots.
+    """Text without its clip path, which cuts off underscores; Braille cells as drawn dots.
 
-    Few monospaced fonts hold Braille, and a substitute's other width would tear the curve.
+    Few monospaced fonts contain Braille, and the width of a substitute would break the curve.
     """
     text = html.unescape(match["text"])
     if not any(braille_dots(character) for character in text):

@@ -1,6 +1,6 @@
-"""What the console shows, as numbers: a frozen view, made from the latest report now and then.
+"""What the console shows, as numbers: a frozen view, computed from the latest report.
 
-It only reads reports and clocks. How it looks is `frame.py`'s; where it goes is `console.py`'s.
+Only reads reports and clocks. `frame.py` renders it; `console.py` writes it.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ class RunFacts:
     """Where the run ends, in `unit`."""
     unit: Unit = "steps"
     counts: Literal["tokens", "samples"] = "samples"
-    """What the speed is counted in."""
+    """The unit of the speed."""
     device: str = ""
-    """For people, such as `cpu` or `NVIDIA H100`."""
+    """For display, such as `cpu` or `NVIDIA H100`."""
     precision: str = ""
     seconds_before: float = 0.0
-    """Spent by the run before this process went on with it; counts where `unit` is seconds."""
+    """Spent by earlier attempts of the run; counts where `unit` is seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One moment of a run. None stands for what is not known yet."""
+    """State of a run at one moment. None: not known yet."""
 
     facts: RunFacts
     state: State
@@ -59,22 +59,22 @@ class View:
     remaining_seconds: float | None
     report: StepReport | None
     speed: float | None
-    """Tokens or samples a second, evaluations and saves included."""
+    """Tokens or samples per second, evaluations and saves included."""
     data_wait: float | None
     """Share of the recent updates' time that was spent waiting for data."""
     skipped: int
     quiet_seconds: float
-    """Since the last report arrived."""
+    """Seconds since the last report."""
     recent: tuple[float, ...]
-    """Some of the last losses."""
+    """The most recent losses, thinned out."""
     curve: tuple[tuple[int, float], ...]
     """(step, loss) over the whole run, thinned out."""
     evaluations: tuple[EvalReport, ...]
-    """The last one of each validation set."""
+    """The latest evaluation of each validation set."""
     evaluation_curve: tuple[tuple[int, float], ...]
     """(step, loss) of the first validation set."""
     note: str
-    """What happened last, for people."""
+    """The latest message."""
 
 
 class ThinnedCurve:
@@ -105,7 +105,7 @@ class ThinnedCurve:
             self._stride *= 2
 
     def points(self) -> tuple[tuple[int, float], ...]:
-        """All points; the first value, and the last one where it waits, as they are."""
+        """All points; the first value and the last pending one are exact."""
         return (*self._first, *self._points, *self._waiting[-1:])
 
 
@@ -123,10 +123,10 @@ class _Moment:
 
 
 class Tracker:
-    """Turns reports into views. It belongs to one thread.
+    """Turns reports into views. Belongs to one thread.
 
     Args:
-        began: clock reading at which this process began the run.
+        began: clock reading at the start of this process's part of the run.
     """
 
     def __init__(self, facts: RunFacts, began: float) -> None:
@@ -143,19 +143,19 @@ class Tracker:
         self._note = ""
 
     def note_eval(self, report: EvalReport) -> None:
-        """Takes an evaluation."""
+        """Records an evaluation."""
         first = next(iter(self._evaluations), (report.name, report.weights))
         self._evaluations[report.name, report.weights] = report
         if (report.name, report.weights) == first:
             self._evaluation_curve.add(report.step, report.metrics.get("loss", math.nan))
 
     def note_event(self, event: Event) -> None:
-        """Takes an event."""
+        """Records an event."""
         self._state = _STATE_OF_END.get(event.kind, self._state)
         self._note = event.message
 
     def view(self, report: StepReport | None, now: float) -> View:
-        """The run as it is at clock reading `now`; `report` is the latest one."""
+        """The state at clock reading `now`; `report` is the latest one."""
         if report is not None and report is not self._report:
             self._take(report, now)
         report = self._report
@@ -196,7 +196,7 @@ class Tracker:
                 report.step_seconds,
             )
         )
-        # Two moments always stay, so that slow updates have a speed, too.
+        # At least two moments are kept, so that slow updates have a speed.
         while len(self._moments) > 2 and (
             self._moments[-1].time - self._moments[0].time > SPEED_WINDOW_SECONDS
         ):
@@ -227,13 +227,13 @@ class Tracker:
         return self._rate(lambda moment: moment.items)
 
     def _rate(self, count: Callable[[_Moment], float]) -> float | None:
-        """Growth of a count a second over the moments kept; None where it cannot be known."""
+        """Growth of a count per second over the kept moments; None if unknown."""
         if not self._moments:
             return None
         first, last = self._moments[0], self._moments[-1]
         if last.time > first.time:
             return (count(last) - count(first)) / (last.time - first.time)
-        # One moment only: the average window, at the pace of the last one.
+        # With one moment only: the average window, at the pace of the last one.
         report = self._report
         if report is None or report.step_seconds <= 0 or report.window <= 0:
             return None
