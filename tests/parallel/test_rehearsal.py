@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 from torch import nn
 
+import surefoot
 from parallel.rank_pool import RankPool
 from parallel.small_runs import assembled, settings_of, small_gpt
 from surefoot.cli import main as command
@@ -23,6 +25,8 @@ from surefoot.parallel.parts import local_part
 from surefoot.parallel.rehearsal import Share, rehearse, sampled_ranks
 
 Capture = pytest.CaptureFixture[str]
+
+SHIPPED = sorted(file.stem for file in (Path(surefoot.__file__).parent / "recipes").glob("*.yaml"))
 
 
 def rehearsed(
@@ -123,6 +127,14 @@ def test_the_command_shows_it(capsys: Capture) -> None:
     assert (answer["ranks"], answer["bubble_fraction"]) == (64, None)
     assert [row[:2] for row in answer["axes"]] == [["replicate", 8], ["shard", 8]]
     assert [share["rank"] for share in answer["shares"]] == [0, 63]
+
+
+@pytest.mark.parametrize("recipe", SHIPPED)
+def test_plain_copies_of_every_shipped_recipe_are_shown(recipe: str, capsys: Capture) -> None:
+    assert command.invoke(["show", "layout", recipe, "--ranks", "2", "--json", "-"]) == EXIT_DONE
+    answer = json.loads(capsys.readouterr().out)
+    assert [row[:2] for row in answer["axes"]] == [["replicate", 2]]
+    assert all(share["parameter_bytes"] == 4 * answer["parameters"] for share in answer["shares"])
 
 
 def test_a_mesh_that_makes_other_ranks_is_refused_by_the_command(capsys: Capture) -> None:

@@ -191,3 +191,12 @@ def test_a_model_that_turns_to_float32_is_noticed() -> None:
     with NarrowestType() as types:
         model(torch.randn(3, 2)).float().sum().backward()
     assert types.dtype is torch.float32
+
+
+def test_what_watches_an_evaluation_does_not_stand_in_the_way(own: Path, capsys: Capture) -> None:
+    code, told = check("diabetes-mlp", capsys, "--against", "accumulation")
+    assert code == EXIT_DONE and told["passed"]
+    plateau = RECIPE % "{}" + "schedule: {kind: plateau}\nearly_stopping: {kind: 'on'}\n"
+    (own / "plateau.yaml").write_text(plateau)
+    code, told = check("plateau.yaml", capsys, "--against", "accumulation")
+    assert code == EXIT_DONE and told["passed"]

@@ -43,6 +43,8 @@ def present(error: BaseException, session: Session) -> int:
                 raise error
         except UserExitError as exited:
             error = exited
+        except SystemExit:
+            return EXIT_FAILED
     if isinstance(error, BrokenPipeError) or (
         isinstance(error, OSError) and error.errno == errno.EPIPE
     ):

@@ -23,6 +23,8 @@ def no_exit() -> Iterator[None]:
     try:
         yield
     except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):
+            raise  # Rich, where nobody reads what is printed any more (`| head`).
         raise UserExitError(
             f"code of this run called sys.exit({error.code!r}) before the run was at its end",
             where=_last_line(error),

@@ -207,6 +207,9 @@ def lay_out(model: nn.Module, device: torch.device, wishes: Wishes, place: Place
         # Replicas of tensor-parallel layers are shards over one rank each.
         shards = Shards.of(model, section, mesh, wishes.compute_dtype)
         return LaidOut(model, shards, is_sharded=True, reshard_all=shards.reshard)
+    if device.type == "meta":
+        # A rehearsal: replicas hold the whole model, and there is nothing yet to sum.
+        return LaidOut(model, NoSync())
     find_unused = section.unused_parameters == "find"
     by_blocks = wishes.compile == "blocks"
     replicas = Replicas.of(model, mesh, device, find_unused=find_unused, by_blocks=by_blocks)

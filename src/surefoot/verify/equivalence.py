@@ -39,7 +39,6 @@ PLAIN = (
     "precision.dtype=fp32",
     "train.compile=off",
     "memory.recompute=none",
-    "evaluate.every=never",
     "checkpoint.every=end",
     "ema.kind=off",
     "log.console=off",
