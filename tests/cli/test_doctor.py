@@ -31,7 +31,7 @@ def test_a_finding_comes_with_evidence_and_fix(tmp_path: Path, capsys: Capture) 
     assert "step 40" in text
     assert "fix: " in text
     assert "not recorded, so it cannot be told" in text
-    assert "surefoot show rules SFD501" in text
+    assert "surefoot show causes SFD501" in text
 
 
 def test_json_says_the_same(tmp_path: Path, capsys: Capture) -> None:

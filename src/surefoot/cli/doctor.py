@@ -85,10 +85,10 @@ def _show(session: Session, diagnosis: Diagnosis) -> None:
             rest = f" and {more} more" if more > 0 else ""
             session.say(f"  {entry.missing.ljust(width)}   {named}{rest}", style="dim")
     for left_out in diagnosis.left_out:
-        session.say(f"\nleft out: {left_out.name} of {left_out.origin} ({left_out.reason})")
+        session.say(f"\n{left_out}", style="yellow")
     if diagnosis.findings:
         code = diagnosis.findings[0].code
-        session.next((f"surefoot show rules {code}", "what is looked at, and why it is bad"))
+        session.next((f"surefoot show causes {code}", "what is looked at, and why it is bad"))
     else:
         session.next((f"surefoot doctor {diagnosis.source} --json -", "what was looked at"))
 

@@ -21,6 +21,7 @@ app.command("optimizers")(show_tables.show_optimizers)
 app.command("formats")(show_tables.show_formats)
 app.command("hardware")(show_tables.show_hardware)
 app.command("rules")(show_rules.show_rules)
+app.command("causes")(show_rules.show_causes)
 app.command("layout")(show_layout.show_layout)
 for word in show_parts.SHELVES:
     app.command(word)(show_parts.show_shelf(word))

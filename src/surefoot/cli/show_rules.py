@@ -1,4 +1,4 @@
-"""`surefoot show rules`: what the audit and the doctor can find, and what each rule is about."""
+"""`surefoot show rules` and `causes`: what audit and doctor can find, and what each is about."""
 
 from __future__ import annotations
 
@@ -22,24 +22,53 @@ class Row(NamedTuple):
     origin: str
 
 
+CodeArgument = Annotated[
+    str | None, typer.Argument(metavar="[CODE]", help="One of them, by code or name.")
+]
+
+
 def show_rules(
     context: typer.Context,
-    code: Annotated[
-        str | None, typer.Argument(metavar="[CODE]", help="One rule, by code or name.")
-    ] = None,
+    code: CodeArgument = None,
     json_file: JsonOption = None,
     debug: DebugOption = False,
 ) -> None:
     """The rules of the audit (SF...) and of the doctor (SFD...); with a code, one of them."""
-    session: Session = context.obj
-    rows, left_out = _rows()
+    from surefoot.sanitizer.rules import registry
+
+    rules, (causes, left_out) = registry(), _causes()
+    rows = [Row(entry.info, entry.family, entry.origin) for entry in rules.entries.values()]
+    _list_or_explain(context.obj, "rule", [*rows, *causes], [*rules.left_out, *left_out], code)
+
+
+def show_causes(
+    context: typer.Context,
+    code: CodeArgument = None,
+    json_file: JsonOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """The causes that the doctor can name (SFD...); with a code, one of them."""
+    _list_or_explain(context.obj, "cause", *_causes(), code)
+
+
+def _causes() -> tuple[list[Row], list[str]]:
+    """All causes, and what other packages bring that cannot be used."""
+    from surefoot.diagnosis.causes import all_causes, cause_registry
+
+    rows = [Row(cause.info, cause.info.family, cause.origin) for cause in all_causes()]
+    return rows, [str(left_out) for left_out in cause_registry().left_out]
+
+
+def _list_or_explain(
+    session: Session, kind: str, rows: list[Row], left_out: list[str], code: str | None
+) -> None:
     if code is None:
         facts = [
             {"code": i.code, "slug": i.slug, "certainty": i.certainty, "origin": origin}
             for i, _, origin in rows
         ]
-        session.answer({"rules": facts, "left_out": left_out})
-        shown = table("code", "rule", "family", "certainty", "from", "what is wrong")
+        session.answer({f"{kind}s": facts, "left_out": left_out})
+        shown = table("code", kind, "family", "certainty", "from", "what is wrong")
         for info, family, origin in rows:
             shown.add_row(
                 *cells(info.code, info.slug, family, info.certainty.value, origin, info.title)
@@ -47,28 +76,17 @@ def show_rules(
         session.console.print(shown)
         for problem in left_out:
             session.say(problem, style="yellow")
-        session.next((f"surefoot show rules {rows[0].info.code}", "explains one"))
+        session.next((f"surefoot show {kind}s {rows[0].info.code}", "explains one"))
         return
     found = next((row for row in rows if code in (row.info.code, row.info.slug)), None)
     if found is None:
         raise RequestError(
-            f"there is no rule {code!r}",
+            f"there is no {kind} {code!r}",
             rule=f"codes go from {rows[0].info.code} to {rows[-1].info.code}",
-            remedy="surefoot show rules lists them",
+            remedy=f"surefoot show {kind}s lists them",
         )
-    session.answer({"rule": found.info, "family": found.family, "origin": found.origin})
+    session.answer({kind: found.info, "family": found.family, "origin": found.origin})
     _explain(session, found)
-
-
-def _rows() -> tuple[list[Row], list[str]]:
-    """All rules and causes, and what other packages bring that cannot be used."""
-    from surefoot.diagnosis.causes import all_causes
-    from surefoot.sanitizer.rules import OWN, registry
-
-    rules = registry()
-    rows = [Row(entry.info, entry.family, entry.origin) for entry in rules.entries.values()]
-    rows += [Row(cause.info, cause.info.family, OWN) for cause in all_causes()]
-    return rows, rules.left_out
 
 
 def _explain(session: Session, row: Row) -> None:

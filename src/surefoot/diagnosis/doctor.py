@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from surefoot.core.finding import Finding
 from surefoot.diagnosis import thresholds as limits
-from surefoot.diagnosis.causes import LeftOut, all_causes, causes_left_out
+from surefoot.diagnosis.causes import CauseRegistry, LeftOut, all_causes, cause_registry
 from surefoot.diagnosis.causes.base import Cause, Observation
 from surefoot.diagnosis.log_features.log import LogFeatures
 from surefoot.diagnosis.recording import Recording
@@ -53,18 +53,23 @@ class Diagnosis:
         return self.num_rows < limits.MIN_ROWS
 
 
-def examine(recording: Recording, causes: Sequence[Cause] | None = None) -> Diagnosis:
+def examine(recording: Recording, causes: Sequence[Cause] = ()) -> Diagnosis:
     """What the causes have to say of a recorded run.
 
     Args:
-        causes: which to ask; by default all of this package and of installed ones. Further ones are
-            asked with `[*all_causes(), mine]`.
+        causes: further causes, asked beside those that are installed.
+
+    Raises:
+        RequestError: a further cause has the code or the slug of another one.
     """
     log = LogFeatures(recording)
+    registry = CauseRegistry({cause.info.code: cause for cause in all_causes()})
+    for cause in causes:
+        registry.include(cause)
     undetermined: dict[str, list[str]] = {}
-    left_out = list(causes_left_out() if causes is None else ())
+    left_out = list(cause_registry().left_out)
     found: list[tuple[Cause, Observation]] = []
-    for cause in all_causes() if causes is None else causes:
+    for cause in registry.causes.values():
         missing = [need.name for need in cause.needs if not need.is_met(recording)]
         for name in missing:
             undetermined.setdefault(name, []).append(cause.info.slug)
