@@ -12,14 +12,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from surefoot.build import LoadedRun, load, run_recipe
     from surefoot.config.load import load_recipe
+    from surefoot.config.sections import Settings
     from surefoot.core.errors import ConfigError, SurefootError
+    from surefoot.core.finding import Finding
     from surefoot.core.reports import EvalReport, Event, Observer, StepReport
+    from surefoot.core.schedules import Schedule
+    from surefoot.data.augment import AugmentedSource
     from surefoot.data.collate import PaddingCollate
+    from surefoot.data.order import SampleOrder
+    from surefoot.data.sources.base import Source
     from surefoot.data.sources.datasets import DatasetSource
+    from surefoot.data.sources.stream import StreamSource
     from surefoot.run.folder_run import RunResult
     from surefoot.sanitizer.session import audit
     from surefoot.tasks.classification import ClassificationTask
     from surefoot.tasks.generation import GenerationTask
+    from surefoot.tasks.given import MetricFunction
     from surefoot.tasks.multilabel import MultilabelTask
     from surefoot.tasks.regression import RegressionTask
     from surefoot.tasks.task import FunctionTask, Task
@@ -29,20 +37,28 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AugmentedSource",
     "ClassificationTask",
     "ConfigError",
     "DatasetSource",
     "EvalReport",
     "Event",
+    "Finding",
     "FunctionTask",
     "GenerationTask",
     "LoadedRun",
+    "MetricFunction",
     "MultilabelTask",
     "Observer",
     "PaddingCollate",
     "RegressionTask",
     "RunResult",
+    "SampleOrder",
+    "Schedule",
+    "Settings",
+    "Source",
     "StepReport",
+    "StreamSource",
     "SurefootError",
     "Task",
     "TrainStep",
@@ -55,20 +71,28 @@ __all__ = [
 ]
 
 _HOME_OF = {
+    "AugmentedSource": "surefoot.data.augment",
     "ClassificationTask": "surefoot.tasks.classification",
     "ConfigError": "surefoot.core.errors",
     "DatasetSource": "surefoot.data.sources.datasets",
     "EvalReport": "surefoot.core.reports",
     "Event": "surefoot.core.reports",
+    "Finding": "surefoot.core.finding",
     "FunctionTask": "surefoot.tasks.task",
     "GenerationTask": "surefoot.tasks.generation",
     "LoadedRun": "surefoot.build",
+    "MetricFunction": "surefoot.tasks.given",
     "MultilabelTask": "surefoot.tasks.multilabel",
     "Observer": "surefoot.core.reports",
     "PaddingCollate": "surefoot.data.collate",
     "RegressionTask": "surefoot.tasks.regression",
     "RunResult": "surefoot.run.folder_run",
+    "SampleOrder": "surefoot.data.order",
+    "Schedule": "surefoot.core.schedules",
+    "Settings": "surefoot.config.sections",
+    "Source": "surefoot.data.sources.base",
     "StepReport": "surefoot.core.reports",
+    "StreamSource": "surefoot.data.sources.stream",
     "SurefootError": "surefoot.core.errors",
     "Task": "surefoot.tasks.task",
     "TrainStep": "surefoot.train_step",

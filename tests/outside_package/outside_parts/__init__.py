@@ -1,0 +1,1 @@
+"""Parts of each kind, as somebody outside would write them."""
