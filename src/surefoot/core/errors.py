@@ -25,6 +25,11 @@ class SurefootError(Exception):
         where: a dotted config path, a file and line, a tensor name, a sample id.
         rule: the rule that was broken.
         remedy: what the user can do now.
+
+    >>> print(SurefootError("the disk is full", where="/data", remedy="free 2 GiB"))
+    the disk is full
+      where: /data
+      do: free 2 GiB
     """
 
     exit_code = EXIT_FAILED
@@ -88,7 +93,12 @@ class Violation:
 
 
 class ConfigError(RequestError):
-    """A recipe violates one or more rules; all violations are listed."""
+    """A recipe violates one or more rules; all violations are listed.
+
+    >>> print(ConfigError([Violation("optimizer.lr", "my.yaml:3", "must be above 0")]))
+    1 problem in the configuration:
+      - optimizer.lr (my.yaml:3): must be above 0
+    """
 
     def __init__(self, violations: Sequence[Violation]) -> None:
         self.violations = tuple(violations)

@@ -36,7 +36,12 @@ class Certainty(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One problem or piece of advice, with its place, evidence and fix."""
+    """One problem or piece of advice, with its place, evidence and fix.
+
+    >>> found = Finding("CFG001", "kind-dropped", Severity.HINT, Certainty.PROOF, "It is dropped.")
+    >>> found.as_json()["severity"]
+    'hint'
+    """
 
     code: str
     """Stable code, such as `CFG001`."""

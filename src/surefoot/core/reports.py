@@ -12,7 +12,16 @@ from typing import NamedTuple, Protocol
 
 
 class StepReport(NamedTuple):
-    """One update, as it was computed. All values are plain Python numbers."""
+    """One update, as it was computed. All values are plain Python numbers.
+
+    >>> counts = {"step": 1, "window": 1, "epoch": 0, "samples": 8, "tokens": 0, "weight": 8.0}
+    >>> report = StepReport(
+    ...     **counts, loss=0.5, terms={}, grad_norm=1.5, clipped=True, applied=True,
+    ...     lr={"decay": 1e-3}, loss_scale=1.0,
+    ... )
+    >>> report.loss, report.lr["decay"]
+    (0.5, 0.001)
+    """
 
     step: int
     """Updates completed after this one (a skipped update does not count)."""
@@ -59,7 +68,11 @@ class StepReport(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EvalReport:
-    """One evaluation of one validation set at one step."""
+    """One evaluation of one validation set at one step.
+
+    >>> EvalReport(10, "validation", {"loss": 0.5}, weight=64.0, samples=64).metrics["loss"]
+    0.5
+    """
 
     step: int
     name: str
@@ -77,7 +90,11 @@ class EvalReport:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to a run, such as a start, a resume, a skip, a save or a failure."""
+    """Something that happened to a run, such as a start, a resume, a skip, a save or a failure.
+
+    >>> Event("save", 100, "saved step-00000100").kind
+    'save'
+    """
 
     kind: str
     step: int

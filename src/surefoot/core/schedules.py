@@ -38,7 +38,16 @@ Shape = Literal["linear", "cosine", "sqrt"]
 
 # No slots in this module: LambdaLR saves and restores the `__dict__` of its callable.
 class Schedule(ABC):
-    """A multiplier of the peak learning rate for each update."""
+    """A multiplier of the peak learning rate for each update; a pure function.
+
+    One of your own inherits from this class, or is a plain function of the updates completed.
+
+    >>> class Halving(Schedule):
+    ...     def _multiplier(self, n: int) -> float:
+    ...         return 0.5 ** (n // 100)
+    >>> [Halving()(n) for n in (0, 99, 100, 250)]
+    [1.0, 1.0, 0.5, 0.25]
+    """
 
     @abstractmethod
     def _multiplier(self, n: int) -> float: ...

@@ -103,6 +103,10 @@ class AugmentedSource:
         source: the source of the samples.
         transform: `transform(sample) -> sample`; may draw from Python's, NumPy's or torch's global
             generators, which are keyed by (seed, epoch, sample id).
+
+    >>> from surefoot.data.sources.datasets import as_source
+    >>> AugmentedSource(as_source([1.0, 2.0], "numbers"), lambda sample: sample + random.random())
+    AugmentedSource('numbers', 2 samples)
     """
 
     is_random = True
@@ -111,6 +115,9 @@ class AugmentedSource:
         self._source = source
         self._transform = transform
         self.name: str = source.name
+
+    def __repr__(self) -> str:
+        return f"AugmentedSource({self.name!r}, {len(self):,} samples)"
 
     def __len__(self) -> int:
         return len(self._source)

@@ -77,6 +77,10 @@ class PaddingCollate:
         multiple_of: pad to a multiple of this length; compiled models benefit from few shapes.
         length_key: key of the tokens.
         add_labels: give token labels to samples without a target.
+
+    >>> batch = PaddingCollate(pad_id=9)([{"input_ids": [1, 2, 3]}, {"input_ids": [4]}])
+    >>> batch["input_ids"].tolist(), batch["labels"].tolist()
+    ([[1, 2, 3], [4, 9, 9]], [[1, 2, 3], [4, -100, -100]])
     """
 
     pad_id: int = 0

@@ -159,6 +159,17 @@ def audit(
     Raises:
         RequestError: there is no such level, fewer than one step is asked for, or one of `rules`
             is no rule or has the code of another one.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> with audit() as watch:
+    ...     model = nn.Linear(2, 1)
+    ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ...     for _ in range(4):
+    ...         model(torch.ones(8, 2)).sum().backward()
+    ...         optimizer.step()
+    >>> [finding.slug for finding in watch.findings]
+    ['missing-zero-grad']
     """
     if level not in ("light", "deep"):
         raise RequestError(f"there is no level {level!r}", rule="one of light, deep")

@@ -32,6 +32,10 @@ class ClassificationTask:
             `1 - eps` is this one with `eps * C / (C - 1)`; see `losses.smoothed_targets`.
         class_weights: float [C]; the weight of a batch is then the sum of its labels' weights.
         top_k: evaluation also reports `top_K_accuracy` for each K of these.
+
+    >>> task = ClassificationTask(num_classes=3)
+    >>> task.weight((torch.zeros(4, 5), torch.tensor([0, 2, -100, 1])))
+    3.0
     """
 
     num_classes: int

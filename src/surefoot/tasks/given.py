@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -18,8 +18,20 @@ from surefoot.tasks.task import (
 )
 from surefoot.tasks.wrapper import TaskWrapper
 
-MetricFunction = Callable[[nn.Module, Any], tuple[Tensor, float | Tensor]]
-"""`(model, batch) -> (numerator, denominator)`, both sums over the batch."""
+
+class MetricFunction(Protocol):
+    """`(model, batch) -> (numerator, denominator)`, both sums over the batch.
+
+    An evaluation adds both up over all batches and ranks and divides once, so that the metric is
+    the same for any batch size.
+
+    >>> def mean_output(model: nn.Module, batch: Tensor) -> tuple[Tensor, float]:
+    ...     outputs = model(batch)
+    ...     return outputs.sum(), float(outputs.numel())
+    >>> metric: MetricFunction = mean_output
+    """
+
+    def __call__(self, model: nn.Module, batch: Any, /) -> tuple[Tensor, float | Tensor]: ...
 
 
 def as_task(task: Task | Callable[[nn.Module, Any], LossSum]) -> Task:

@@ -28,6 +28,10 @@ class MultilabelTask:
         positive_weights: float [L], factor on the loss of present labels; the weight of a batch
             stays its count of elements, as in torch's mean.
         threshold: probability from which evaluation takes a label as present.
+
+    >>> task = MultilabelTask(num_labels=3)
+    >>> task.weight((torch.zeros(2, 5), torch.tensor([[1.0, 0, 1], [0, 0, 1]])))
+    6.0
     """
 
     num_labels: int

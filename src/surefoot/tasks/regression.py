@@ -26,6 +26,10 @@ class RegressionTask:
     Args:
         loss: `mse`, `mae` or `huber`.
         delta: where Huber's loss turns from squared to absolute; used by it alone.
+
+    >>> task = RegressionTask(loss="huber", delta=0.5)
+    >>> task.weight((torch.zeros(4, 2), torch.zeros(4)))
+    4.0
     """
 
     loss: Literal["mse", "mae", "huber"] = "mse"

@@ -27,7 +27,13 @@ Direction = Literal["min", "max"]
 
 @runtime_checkable
 class Task(Protocol):
-    """What the engine needs to know about the meaning of a loss."""
+    """What the engine needs to know about the meaning of a loss.
+
+    Any object with these members is a task; ours are, and so is `FunctionTask`.
+
+    >>> isinstance(FunctionTask(lambda model, batch: model(batch).sum()), Task)
+    True
+    """
 
     @property
     def unit(self) -> str:
@@ -162,6 +168,13 @@ class FunctionTask:
         deciding_metric: metric that tells the best checkpoint, and `min` or `max`.
         depends_on_split: terms of the loss that do not add up over items (such as a product of two
             means over the batch), with what they depend on, for the record.
+
+    >>> def squares(model, batch):
+    ...     inputs, targets = batch
+    ...     return ((model(inputs) - targets) ** 2).sum()
+    >>> task = FunctionTask(squares)
+    >>> float(task.loss_sum(nn.Identity(), (torch.ones(4, 1), torch.zeros(4, 1))))
+    4.0
     """
 
     loss_fn: Callable[[nn.Module, Any], LossSum]

@@ -62,7 +62,15 @@ class RunSections(Section, ABC):
 
 
 class Settings(RunSections):
-    """How to train a given model on given data with a given task."""
+    """How to train a given model on given data with a given task.
+
+    `Trainer` and `TrainStep` take one, or a mapping of the same shape.
+
+    >>> from surefoot.config.sections import TrainSection
+    >>> from surefoot.core.units import Steps
+    >>> Settings(train=TrainSection(horizon=Steps(100), micro_batch=8)).optimizer.kind
+    'adamw'
+    """
 
 
 class Recipe(RunSections):

@@ -19,6 +19,10 @@ class Source(Protocol):
     - `batch(indices)`: the collated batch of many samples, used if no sample is random;
     - `samples(indices)`: many samples at once, used likewise;
     - `locate(index)`: the origin of a sample, such as its file, for messages.
+
+    >>> from surefoot.data.sources.datasets import as_source
+    >>> isinstance(as_source([1.0, 2.0]), Source)
+    True
     """
 
     @property

@@ -41,6 +41,10 @@ class DatasetSource:
     Raises:
         DataError: it has no length or no access by index.
         MissingDataError: it is empty.
+
+    >>> source = DatasetSource([(torch.zeros(2), 0), (torch.ones(2), 1)], name="two")
+    >>> source, source.collate([source[0], source[1]])[1].tolist()
+    (DatasetSource('two', 2 samples), [0, 1])
     """
 
     def __init__(
@@ -64,6 +68,9 @@ class DatasetSource:
         if len(dataset) == 0:
             raise MissingDataError(f"{self.name} has no samples", rule="at least one sample")
         self._many = None if is_random else getattr(dataset, "__getitems__", None)
+
+    def __repr__(self) -> str:
+        return f"DatasetSource({self.name!r}, {len(self):,} samples)"
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -124,6 +131,9 @@ class SubsetSource:
         batch = getattr(source, "batch", None)
         if batch is not None:
             self.batch = _SubsetBatch(batch, self._indices)
+
+    def __repr__(self) -> str:
+        return f"SubsetSource({self.name!r}, {len(self):,} samples)"
 
     def __len__(self) -> int:
         return len(self._indices)

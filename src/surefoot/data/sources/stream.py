@@ -71,6 +71,23 @@ class StreamSource:
 
     Raises:
         DataError: the stream has no state.
+
+    >>> class Numbers:
+    ...     def __init__(self):
+    ...         self.place = 0
+    ...     def __iter__(self):
+    ...         while self.place < 3:
+    ...             self.place += 1
+    ...             yield float(self.place)
+    ...         self.place = 0
+    ...     def state_dict(self):
+    ...         return {"place": self.place}
+    ...     def load_state_dict(self, state):
+    ...         self.place = state["place"]
+    >>> source = StreamSource(Numbers())
+    >>> batches = source.micro_batches(StreamPlan(micro_batch=2), weight=len)
+    >>> source, next(batches).data.tolist()
+    (StreamSource('Numbers'), [1.0, 2.0])
     """
 
     is_random = True
@@ -91,6 +108,9 @@ class StreamSource:
             )
         self.stream: Any = stream
         self._collate = collate
+
+    def __repr__(self) -> str:
+        return f"StreamSource({self.name!r})"
 
     def collate(self, samples: Sequence[Any]) -> Any:
         return self._collate(samples)
