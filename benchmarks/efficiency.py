@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 import surefoot
-from surefoot.assembly.run_parts import Material, assemble, prepare_process
+from surefoot.assembly.process import prepare_process
+from surefoot.assembly.run_parts import Material, assemble
 from surefoot.config.load import resolve_settings
 from surefoot.data.order import Cursor
 from surefoot.data.sources.datasets import as_source
@@ -136,16 +137,15 @@ def run_rank(case: Case, device: str, updates: int, out: Path) -> None:
     }
     # The loop of a run without its folder: a checkpoint of 15 GB would take longer than the rest.
     resolved = resolve_settings(settings).config
-    prepare_process(resolved)
+    process = prepare_process(resolved)
     task = surefoot.GenerationTask(config.vocabulary_size)
     data = as_source(RandomTokens(config, samples), "training data")
-    assembly = assemble(Material(model, task, data, {}), resolved)
-    trainable = assembly.trainable
-    trainable.log.observers = (clock,)
+    assembly = assemble(Material(model, task, data, {}), resolved, process)
+    update = assembly.make_update((clock,))
     with closing(assembly.open_windows(Cursor())) as windows:
         for window in itertools.islice(windows, updates):
-            trainable.update(window)
-        trainable.log.settle()
+            update(window)
+        update.parts.log.settle()
     assembly.close()
     seconds = statistics.median(clock.seconds[UPDATES_BEFORE_THE_CLOCK:])
     tokens = case.micro_batch * case.accumulation * config.sequence_length

@@ -13,15 +13,11 @@ from rich.console import Console
 from torch import nn
 
 from surefoot.assembly import material as materials
-from surefoot.assembly.checks import check_keepable, check_trainable
 from surefoot.assembly.loading import make_order, make_pace, make_plan
 from surefoot.assembly.material import Prepared, prepare_material
-from surefoot.assembly.run_parts import (
-    Assembly,
-    assemble,
-    prepare_process,
-)
-from surefoot.assembly.update_parts import make_ledger
+from surefoot.assembly.optimizer_side import make_ledger
+from surefoot.assembly.process import prepare_process
+from surefoot.assembly.run_parts import Assembly
 from surefoot.config.building import make_schedule
 from surefoot.config.load import Resolved, load_recipe
 from surefoot.config.sections import Recipe
@@ -30,18 +26,18 @@ from surefoot.core.counting import updates_in
 from surefoot.core.errors import RequestError
 from surefoot.core.schedules import Schedule, Undecided
 from surefoot.observe.run_folder import (
+    ARTIFACTS_NAME,
     CHECKPOINTS_NAME,
     RunFolder,
+    config_of,
     find_run,
-    run_and_checkpoint,
 )
 from surefoot.optim.ledger import ParameterLedger
 from surefoot.parallel.pipeline_schedule import PipelineOrder
-from surefoot.run.contract import check_contract
+from surefoot.run.dry_run import try_once
 from surefoot.run.folder_run import RunResult
-from surefoot.run.rank_agreement import refuse_different_runs, take_folder
-from surefoot.run.resume_rules import Resumption, accept_differences
-from surefoot.run.session import config_of, has_begun, needed_bytes, train_in_folder
+from surefoot.run.session import Onlookers, RunRequest, start_run
+from surefoot.run.start import ResumeRequest
 from surefoot.run.text_samples import finish_with_samples
 from surefoot.state.checkpoint import newest_whole, read_checkpoint
 from surefoot.state.manifest import MANIFEST_NAME
@@ -77,49 +73,37 @@ def run_recipe(
     """
     recipe = resolved.recipe
     # Once, before any code of the user's own may change the working directory.
-    run_root, resume = run_root.absolute(), None if resume is None else resume.absolute()
-    told: Resumption | None = None
-    if resume is None:
-        prepared, assembly = build_run(recipe)
-        refuse_different_runs(resolved, prepared, assembly)
-        check_keepable(assembly)
-        _show_mesh(assembly, console)
-        if dry_run:
-            return try_once(assembly)
-        check_contract(recipe.settings, assembly.evaluate_one_batch)
-        needed = needed_bytes(assembly)
-        folder = take_folder(
-            assembly.place.ranks,
-            lambda: RunFolder.create(run_root, recipe.name, needed_bytes=needed),
-        )
-    else:
-        run, checkpoint = run_and_checkpoint(resume)
-        before = load_recipe(config_of(run))
-        changes = accept_differences(before, resolved, accept_changes)
-        prepared, assembly = build_run(recipe, resuming=True)
-        refuse_different_runs(resolved, prepared, assembly)
-        check_keepable(assembly)
-        _show_mesh(assembly, console)
-        needed = needed_bytes(assembly, resuming=True)
+    run_root, run = run_root.absolute(), None if resume is None else resume.absolute()
 
-        def tell(text: str) -> None:
-            if console is not None:
-                console.print(text, markup=False, highlight=False)
+    def say(line: str) -> None:
+        if console is not None:
+            console.print(line, markup=False, highlight=False)
 
-        folder = take_folder(
-            assembly.place.ranks, lambda: RunFolder.open(run, needed_bytes=needed, tell=tell)
-        )
-        told = Resumption(before.recipe.settings, tuple(changes), tuple(accept_changes), checkpoint)
-    try:
-        result = train_in_folder(folder, recipe.name, resolved, prepared, assembly, told)
-        if result.status == "finished" and assembly.place.speaks and assembly.place.has_whole_model:
-            for line in finish_with_samples(result, prepared, folder.path / "artifacts"):
-                if console is not None:
-                    console.print(line, markup=False, highlight=False)
-    finally:
-        if assembly.place.speaks and has_begun(folder):
-            on_end(folder.path)
-    return result
+    def finish(result: RunResult, prepared: Prepared) -> None:
+        assert result.folder is not None
+        for line in finish_with_samples(result, prepared, result.folder / ARTIFACTS_NAME):
+            say(line)
+
+    asked = RunRequest(
+        recipe.name,
+        resolved,
+        prepare=lambda resuming: prepare_material(recipe, resuming=resuming),
+        make_folder=lambda needed_bytes: RunFolder.create(
+            run_root, recipe.name, needed_bytes=needed_bytes
+        ),
+        resume=None if run is None else ResumeRequest(run, _read_recipe, tuple(accept_changes)),
+        onlookers=Onlookers(
+            say=say,
+            on_assembled=lambda assembly: _show_mesh(assembly, console),
+            on_finished=finish,
+            on_end=on_end,
+        ),
+    )
+    return try_once(asked) if dry_run else start_run(asked)
+
+
+def _read_recipe(run: Path) -> Resolved[Recipe]:
+    return load_recipe(config_of(run))
 
 
 def _show_mesh(assembly: Assembly, console: Console | None) -> None:
@@ -136,32 +120,6 @@ def _show_mesh(assembly: Assembly, console: Console | None) -> None:
         order = PipelineOrder.of(settings.parallel, place.sizes.pipeline)
         idle = order.bubble_fraction(settings.train.accumulation)
         console.print(f"{order.num_stages} stages, {order.kind}: ranks idle {idle:.1%} of a window")
-
-
-def build_run(recipe: Recipe, *, resuming: bool = False) -> tuple[Prepared, Assembly]:
-    """Prepares the process, opens the data and builds every part of the run."""
-    prepare_process(recipe.settings)
-    prepared = prepare_material(recipe, resuming=resuming)
-    check_trainable(prepared.material, recipe.settings)
-    return prepared, assemble(prepared.material, recipe.settings)
-
-
-def try_once(assembly: Assembly) -> RunResult:
-    """One update and, where there is a validation set, one evaluation batch; leaves no trace."""
-    trainable = assembly.trainable
-    try:
-        windows = assembly.open_windows(trainable.state.progress.cursor)
-        trainable.update(next(windows))
-        windows.close()  # type: ignore[attr-defined]
-        step = trainable.log.settle()
-        report = trainable.log.latest
-        metrics = {} if report is None else {"train/loss": report.loss}
-        metrics |= assembly.evaluate_one_batch()
-    finally:
-        assembly.close()
-    return RunResult(
-        None, "dry-run", "built, ran one update", step, metrics, assembly.material.model
-    )
 
 
 def build_model(recipe: Recipe) -> nn.Module:

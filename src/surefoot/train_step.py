@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from surefoot.assembly.run_parts import prepare_device
+from surefoot.assembly.process import join_process
 from surefoot.assembly.task_layout import place_task
-from surefoot.assembly.update_parts import make_trainable
+from surefoot.assembly.update_parts import make_trainable, make_update
 from surefoot.config.building import make_schedule
 from surefoot.config.load import resolve_settings
 from surefoot.config.sections import Settings
@@ -22,11 +23,12 @@ from surefoot.core.reports import Event, Observer, StepReport
 from surefoot.data.batch import SINGLE_TERM, MicroBatch, move_to
 from surefoot.data.order import Cursor
 from surefoot.engine.evaluate import evaluate
+from surefoot.engine.step import Update
 from surefoot.engine.sum_check import FewSamples, check_sums
 from surefoot.engine.window import gather_window
 from surefoot.numerics.modes import refuse_evaluation_mode
 from surefoot.observe.events import EventKind
-from surefoot.parallel.layout import find_place
+from surefoot.optim.update import Course
 from surefoot.run.resume_rules import BEGUN_FOR_KEY, Resumption, accept_differences
 from surefoot.state.checkpoint import newest_whole, write_checkpoint
 from surefoot.state.commit import put_back
@@ -89,8 +91,9 @@ class TrainStep:
             )
         self._own_task = as_task(task)
         self.task = place_task(self._own_task, checked_model(model), self.settings, None)
-        self.device = prepare_device(self.settings)
-        if find_place(self.settings.parallel, self.device).mesh is not None:
+        process = join_process(self.settings)
+        self.device = process.device
+        if process.place.mesh is not None:
             raise RequestError(
                 "TrainStep trains on one rank, and this is one of several",
                 where="parallel",
@@ -98,14 +101,10 @@ class TrainStep:
                 remedy="use surefoot.Trainer, or audit your own loop",
             )
         self._pace = Pace(samples_per_update=1)
-        self._parts = make_trainable(
-            checked_model(model),
-            self.task,
-            self.settings,
-            self.device,
-            self._pace,
-            tuple(observers),
-        )
+        schedule = make_schedule(self.settings, self._pace)
+        self._trainable = make_trainable(model, self.task, self.settings, schedule, process)
+        self._update = make_update(self._trainable, self.settings, tuple(observers))
+        self._log = self._update.parts.log
         self.model = model
         horizon = updates_in(self.settings.train.horizon, self._pace)
         self._begun_for = horizon if isinstance(horizon, int) else None
@@ -114,7 +113,7 @@ class TrainStep:
     @property
     def num_updates(self) -> int:
         """Updates completed, as far as their reports have arrived."""
-        return self._parts.state.progress.step
+        return self._trainable.state.progress.step
 
     def __call__(self, *batches: Any) -> StepReport | None:
         """One update over `batches`, the micro-batches of its window.
@@ -143,21 +142,23 @@ class TrainStep:
                 coupling = few and check_sums(self.model, self._own_task, few, self.device)
                 if coupling:
                     event = Event(EventKind.NOTE, self.num_updates, coupling, {}, time.time())
-                    self._parts.log.tell(event)
+                    self._log.tell(event)
         window = gather_window([self._micro_batch(batch) for batch in batches])
-        self._parts.update(window)
-        return self._parts.log.latest
+        self._update(window)
+        return self._log.latest
 
     def settle(self) -> StepReport | None:
         """Waits for the update in flight; returns the latest report."""
-        self._parts.log.settle()
-        return self._parts.log.latest
+        self._log.settle()
+        return self._log.latest
 
     def evaluate(self, batches: Iterable[Any]) -> dict[str, float]:
         """Metrics over all `batches`, exact for any batch size; leaves no trace."""
-        self._parts.log.settle()
+        self._log.settle()
         micro_batches = (self._micro_batch(batch) for batch in batches)
-        found = evaluate(self.model, self.task, micro_batches, self._parts.precision, self.device)
+        found = evaluate(
+            self.model, self.task, micro_batches, self._trainable.precision, self.device
+        )
         return dict(found.metrics)
 
     def save(self, folder: str | Path) -> Path:
@@ -166,7 +167,7 @@ class TrainStep:
         All of them stay; one of the same step is replaced. The folder belongs to this one step:
         what earlier saves left half written is cleared.
         """
-        self._parts.log.settle()
+        self._log.settle()
         checkpoints = Path(folder)
         put_back(checkpoints)
         about = {
@@ -177,7 +178,9 @@ class TrainStep:
             "torch": torch.__version__,
             "device": self.device.type,
         }
-        path = write_checkpoint(checkpoints, self.num_updates, self._parts.state.capture(), about)
+        path = write_checkpoint(
+            checkpoints, self.num_updates, self._trainable.state.capture(), about
+        )
         clear_left(checkpoints)
         return path
 
@@ -198,10 +201,10 @@ class TrainStep:
         put_back(checkpoints)
         _, manifest, snapshot, refused = newest_whole(checkpoints)
         self._check_settings(manifest, accept)
-        self._parts.state.restore(snapshot)
+        self._trainable.state.restore(snapshot)
         for error in refused:
             text = f"a newer checkpoint was refused: {error}"
-            self._parts.log.tell(Event(EventKind.NOTE, self.num_updates, text, {}, time.time()))
+            self._log.tell(Event(EventKind.NOTE, self.num_updates, text, {}, time.time()))
         return self.num_updates
 
     def _check_settings(self, manifest: Manifest, accept: Sequence[str]) -> None:
@@ -219,7 +222,9 @@ class TrainStep:
         begun_for = resumption.begun_for(manifest, self._pace) or self._begun_for
         schedule = make_schedule(self.settings, self._pace, begun_for)
         resumption.check(manifest, {}, schedule, self._pace)
-        self._parts.course.schedule, self._begun_for = schedule, begun_for
+        parts = self._update.parts
+        course = Course(schedule, self._trainable.optimizing.plateau)
+        self._update, self._begun_for = Update(replace(parts, course=course)), begun_for
 
     def _micro_batch(self, batch: Any) -> MicroBatch:
         weight = self.task.weight(batch)

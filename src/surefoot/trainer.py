@@ -14,32 +14,21 @@ from typing import Any
 
 from torch import nn
 
-from surefoot.assembly.checks import check_keepable, check_trainable
 from surefoot.assembly.material import Prepared
-from surefoot.assembly.run_parts import Assembly, Material, assemble, prepare_process
+from surefoot.assembly.process import prepare_process
+from surefoot.assembly.run_parts import Assembly, Material, assemble
 from surefoot.config.load import Resolved, resolve_settings
 from surefoot.config.sections import Settings
 from surefoot.config.yaml_text import read_yaml
 from surefoot.core.errors import RequestError
 from surefoot.core.reports import Observer
 from surefoot.data.sources.datasets import as_source
-from surefoot.observe.run_folder import (
-    CONFIG_NAME,
-    MAX_NAME_LENGTH,
-    RunFolder,
-    read_config,
-    run_and_checkpoint,
-)
-from surefoot.run.contract import check_contract
+from surefoot.observe.run_folder import CONFIG_NAME, MAX_NAME_LENGTH, RunFolder, read_config
 from surefoot.run.folder_run import RunResult
-from surefoot.run.rank_agreement import refuse_different_runs, take_folder
-from surefoot.run.resume_rules import Resumption, accept_differences
-from surefoot.run.session import needed_bytes, train_in_folder
+from surefoot.run.session import Onlookers, RunRequest, start_run
+from surefoot.run.start import ResumeRequest
 from surefoot.tasks.given import MetricFunction, as_task, checked_model, with_metrics
-from surefoot.tasks.task import (
-    LossSum,
-    Task,
-)
+from surefoot.tasks.task import LossSum, Task
 
 
 class Trainer:
@@ -106,31 +95,18 @@ class Trainer:
             SurefootError: the run cannot start, or failed; its folder says how.
         """
         # Once, before any code of the user's own may change the working directory.
-        resume = None if resume is None else Path(resume).absolute()
-        check_trainable(self._material, self.resolved.config)
-        prepared = Prepared(self._material)
-        assembly = self._assemble()
-        ranks = assembly.place.ranks
-        refuse_different_runs(self.resolved, prepared, assembly)
-        check_keepable(assembly)
-        if resume is None:
-            check_contract(self.resolved.config, assembly.evaluate_one_batch)
-            needed = needed_bytes(assembly)
-            folder = take_folder(
-                ranks, lambda: RunFolder.create(self._runs, self.name, needed_bytes=needed)
+        run = None if resume is None else Path(resume).absolute()
+        return start_run(
+            RunRequest(
+                self.name,
+                self.resolved,
+                prepare=lambda resuming: Prepared(self._material),
+                make_folder=lambda needed_bytes: RunFolder.create(
+                    self._runs, self.name, needed_bytes=needed_bytes
+                ),
+                resume=None if run is None else ResumeRequest(run, _read_settings, tuple(accept)),
+                onlookers=Onlookers(self._observers, say=self._say),
             )
-            resumption = None
-        else:
-            run, checkpoint = run_and_checkpoint(resume)
-            before = resolve_settings(read_yaml(read_config(run), CONFIG_NAME)[0])
-            changes = accept_differences(before, self.resolved, accept)
-            needed = needed_bytes(assembly, resuming=True)
-            folder = take_folder(
-                ranks, lambda: RunFolder.open(run, needed_bytes=needed, tell=self._say)
-            )
-            resumption = Resumption(before.config, tuple(changes), tuple(accept), checkpoint)
-        return train_in_folder(
-            folder, self.name, self.resolved, prepared, assembly, resumption, self._observers
         )
 
     def _say(self, text: str) -> None:
@@ -147,8 +123,12 @@ class Trainer:
         return {f"{r.name}/{name}": value for r in reports for name, value in r.metrics.items()}
 
     def _assemble(self) -> Assembly:
-        prepare_process(self.resolved.config)
-        return assemble(self._material, self.resolved.config)
+        settings = self.resolved.config
+        return assemble(self._material, settings, prepare_process(settings))
+
+
+def _read_settings(run: Path) -> Resolved[Settings]:
+    return resolve_settings(read_yaml(read_config(run), CONFIG_NAME)[0])
 
 
 def _sources(validation: Any) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from surefoot.data.order import Cursor
 from surefoot.engine.routing import RouterTask, count_tokens, weight_of, with_routers
 from surefoot.models.moe import RoutedFeedForward, heard, routed_layers
 from surefoot.numerics.modes import untouched_statistics
-from surefoot.run.session import exactness
+from surefoot.run.run_facts import exactness
 from surefoot.tasks.generation import GenerationTask
 from surefoot.tasks.task import FunctionTask, main_weight, split_dependence
 from surefoot.train_step import TrainStep
@@ -199,9 +199,9 @@ def test_loads_are_among_the_sampled_numbers() -> None:
     experts = {"num_experts": 4, "capacity_factor": 1.0}
     assembly = assembled("gpt", settings_of(log={"details_every": "2 steps"}), experts=experts)
     recorder = Recorder()
-    assembly.trainable.log.observers = (recorder,)
+    update = assembly.make_update((recorder,))
     layers = list(routed_layers(assembly.material.model).values())
-    with closing(assembly.open_windows(Cursor())) as windows:  # type: ignore[type-var]
+    with closing(assembly.open_windows(Cursor())) as windows:
         window = next(windows)
         counts, dropped = torch.zeros(2, 4), 0
         for micro_batch in window.micro_batches:
@@ -209,9 +209,9 @@ def test_loads_are_among_the_sampled_numbers() -> None:
                 assembly.material.model(micro_batch.data["input_ids"])
             counts += torch.stack([routing.counts for routing in routings])
             dropped += int(sum(routing.num_dropped for routing in routings))
-        assembly.trainable.update(window)
-        assembly.trainable.update(next(windows))
-        assembly.trainable.log.settle()
+        update(window)
+        update(next(windows))
+        update.parts.log.settle()
     (report,) = [r for r in recorder.reports if r.details]
     load = counts / counts.mean(1, keepdim=True)
     assert report.window == 1

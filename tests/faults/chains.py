@@ -7,9 +7,9 @@ thrown away.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,15 +18,17 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.assembly.material import Prepared
-from surefoot.assembly.run_parts import Assembly, Material, assemble, prepare_process
+from surefoot.assembly.run_parts import Assembly, Material, MicroBatches
 from surefoot.config.load import resolve_settings
 from surefoot.data.sources.datasets import as_source
 from surefoot.observe.metrics_log import read_rows
 from surefoot.observe.metrics_schema import deterministic
 from surefoot.observe.run_folder import RunFolder
-from surefoot.run.resume_rules import Resumption
-from surefoot.run.session import train_in_folder
+from surefoot.run.folder_run import WatchBatches
+from surefoot.run.session import Onlookers, RunRequest, start_run
+from surefoot.run.start import ResumeRequest
 from surefoot.state.checkpoint import list_checkpoints
+from surefoot.state.run_state import RunState
 from surefoot.tasks.task import FunctionTask
 from surefoot.verify.state_hash import piece_hashes
 
@@ -203,44 +205,30 @@ class Seen:
     rows: list[dict[str, Any]] = field(default_factory=list)
 
 
-class _Watched:
-    """A loader that is looked at between windows, and killed within one."""
+def watching(seen: Seen, kill: tuple[int, int] | None) -> WatchBatches:
+    """Looks at the run between windows, and kills it within one."""
 
-    def __init__(self, assembly: Assembly, seen: Seen, kill: tuple[int, int] | None) -> None:
-        self._loader: Any = assembly.loader
-        self._trainable = assembly.trainable
-        self._seen = seen
-        self._kill = kill
+    def look(state: RunState) -> int:
+        seen.states.append((state.progress.window, piece_hashes(state.capture())))
+        return state.progress.window
 
-    def iterate(self, cursor: Any) -> Generator[Any, None, None]:
-        self._look()
+    def watch(batches: MicroBatches, settled_state: Callable[[], RunState]) -> MicroBatches:
+        window, position = look(settled_state()), 0
         ids: list[int] = []
-        position = 0
-        with closing(self._loader.iterate(cursor)) as batches:
+        with closing(batches):
             for batch in batches:
-                window = self._trainable.state.progress.window
-                if self._kill is not None and (window, position) >= self._kill:
+                if kill is not None and (window, position) >= kill:
                     raise Killed
                 ids.extend(batch.ids)
                 position += 1
                 yield batch
                 if batch.ends_window:
-                    window = self._look()
-                    known = self._seen.ids.setdefault(window, tuple(ids))
+                    window = look(settled_state())
+                    known = seen.ids.setdefault(window, tuple(ids))
                     assert known == tuple(ids), f"other samples in window {window}"
                     ids, position = [], 0
 
-    def _look(self) -> int:
-        self._trainable.log.settle()
-        state = self._trainable.state
-        self._seen.states.append((state.progress.window, piece_hashes(state.capture())))
-        return state.progress.window
-
-    def leave_when(self, cut: Any) -> None:
-        self._loader.leave_when(cut)
-
-    def close(self) -> None:
-        self._loader.close()
+    return watch
 
 
 def attempt(
@@ -256,24 +244,30 @@ def attempt(
     """
     if folder.exists() and not list_checkpoints(folder / "checkpoints"):
         folder.rename(folder.with_name(f"{folder.name}-{len(seen.states)}"))
-    resume = folder.exists()
     resolved = resolve_settings(case.settings())
-    prepare_process(resolved.config)
-    # On a resume every weight is another one until it is restored.
-    torch.manual_seed(7 if resume else 1)
-    material = Material(
-        MODELS[case.model](),
-        FunctionTask(squared_error),
-        as_source(case.samples(), "training data"),
-        {"validation": as_source((INPUTS[:8], TARGETS[:8]), "validation data")},
+
+    def prepare(resuming: bool) -> Prepared:
+        # On a resume every weight is another one until it is restored.
+        torch.manual_seed(7 if resuming else 1)
+        return Prepared(
+            Material(
+                MODELS[case.model](),
+                FunctionTask(squared_error),
+                as_source(case.samples(), "training data"),
+                {"validation": as_source((INPUTS[:8], TARGETS[:8]), "validation data")},
+            )
+        )
+
+    asked = RunRequest(
+        "chain",
+        resolved,
+        prepare,
+        make_folder=lambda needed_bytes: RunFolder.create_at(folder),
+        resume=ResumeRequest(folder, lambda run: resolved) if folder.exists() else None,
+        onlookers=Onlookers(on_assembled=spoil, watch_batches=watching(seen, kill)),
     )
-    assembly = assemble(material, resolved.config)
-    spoil(assembly)
-    watched = replace(assembly, loader=cast(Any, _Watched(assembly, seen, kill)))
-    run = RunFolder.open(folder) if resume else RunFolder.create_at(folder)
-    resumption = Resumption(resolved.config) if resume else None
     try:
-        train_in_folder(run, "chain", resolved, Prepared(material), watched, resumption)
+        start_run(asked)
     except Killed:
         return False
     seen.rows = [deterministic(row) for row in read_rows(folder / "metrics.jsonl")]

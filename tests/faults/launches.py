@@ -34,11 +34,11 @@ from surefoot.engine import interrupt
 from surefoot.parallel import collectives, ranks
 from surefoot.parallel.collectives import HostSums
 from surefoot.tasks.metrics import MetricTotals
-from surefoot.verify import children
+from surefoot.verify import processes
 
 # What a launch loads late, loaded once for all.
-children.PRELOADED = (
-    *children.PRELOADED,
+processes.PRELOADED = (
+    *processes.PRELOADED,
     "faults.launches",
     "surefoot.parallel.launch",
     "surefoot.report.run_page",
@@ -309,7 +309,7 @@ def train(
     began = time.monotonic()
     told = ["train", *arguments, "--nproc", str(num_ranks)]
     faults = fault if isinstance(fault, tuple) else () if fault is None else (fault,)
-    with children.child(launch, told, faults, str(output)) as process:
+    with processes.child(launch, told, faults, str(output)) as process:
         process.join(STARTED_NEVER)
         assert process.exitcode is not None, f"hangs: {arguments} {fault}\n{output.read_text()}"
         ended = time.monotonic()

@@ -71,7 +71,7 @@ def weights(trainable: Any) -> dict[str, Tensor]:
 def stretch(settings: dict[str, Any], folder: str, until: int, resume: bool) -> Stretch:
     """Trains up to an update, and saves there where the run begins."""
     assembly = assembled("gpt", settings)
-    trainable, at = assembly.trainable, assembly.place.ranks
+    trainable, at, update = assembly.trainable, assembly.place.ranks, assembly.make_update()
     if resume:
         _, _, snapshot, refused = newest_whole(Path(folder), at)
         assert not refused
@@ -79,12 +79,12 @@ def stretch(settings: dict[str, Any], folder: str, until: int, resume: bool) -> 
     seen = Stretch(weights(trainable), {}, moments(trainable) if resume else [], [], [], [])
     progress = trainable.state.progress
     start = progress.cursor if resume else Cursor()
-    with closing(assembly.open_windows(start)) as windows:  # type: ignore[type-var]
-        while trainable.log.settle() < until:
+    with closing(assembly.open_windows(start)) as windows:
+        while update.parts.log.settle() < until:
             window = next(windows)
             seen.sample_ids.append(window.sample_ids)
-            trainable.update(window)
-            trainable.log.settle()
+            update(window)
+            update.parts.log.settle()
             seen.counts.append((progress.step, progress.samples, progress.tokens))
     seen.weights_after, seen.optimizer_after = weights(trainable), moments(trainable)
     if not resume:

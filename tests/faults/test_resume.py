@@ -23,8 +23,7 @@ from surefoot.core.errors import (
     RequestError,
     RunFolderError,
 )
-from surefoot.observe.run_folder import RunFolder, find_begun_run
-from surefoot.run.session import config_of
+from surefoot.observe.run_folder import RunFolder, config_of, find_begun_run
 from surefoot.state.manifest import MANIFEST_NAME, read_manifest
 from surefoot.state.weights import start_from
 

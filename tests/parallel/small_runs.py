@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from surefoot.assembly.run_parts import Assembly, Material, assemble, prepare_process
+from surefoot.assembly.process import prepare_process
+from surefoot.assembly.run_parts import Assembly, Material, assemble
 from surefoot.config.load import resolve_settings
 from surefoot.core.reports import StepReport
 from surefoot.data.order import Cursor
@@ -138,7 +139,7 @@ def assembled(
     kind: str, settings: Mapping[str, Any], dtype: torch.dtype = torch.float64, **model: Any
 ) -> Assembly:
     resolved = resolve_settings(settings).config
-    prepare_process(resolved)
+    process = prepare_process(resolved)
     task: Task
     is_text = kind in ("gpt", "documents")
     if is_text:
@@ -151,7 +152,7 @@ def assembled(
     if dtype is torch.float64 and not is_text:
         built = nn.Sequential(AsDouble(), built)
     material = Material(built.to(dtype), task, source, {"validation": source})
-    return assemble(material, resolved)
+    return assemble(material, resolved, process)
 
 
 class AsDouble(nn.Module):
@@ -178,11 +179,11 @@ def train(
     assembly = assembled(kind, settings, dtype, **model)
     trainable = assembly.trainable
     recorder = Recorder()
-    trainable.log.observers = (recorder,)
-    with closing(assembly.open_windows(Cursor())) as windows:  # type: ignore[type-var]
+    update = assembly.make_update((recorder,))
+    with closing(assembly.open_windows(Cursor())) as windows:
         for _ in range(num_updates):
-            trainable.update(next(windows))
-        trainable.log.settle()
+            update(next(windows))
+        update.parts.log.settle()
     metrics: dict[str, float] = {}
     if evaluate:
         (report,) = assembly.evaluator.run(num_updates)
@@ -212,16 +213,16 @@ def train_on(
     assembly = assembled("gpt", settings, **model)
     trainable = assembly.trainable
     recorder = Recorder()
-    trainable.log.observers = (recorder,)
+    update = assembly.make_update((recorder,))
     ranks = assembly.place.ranks
     if resume:
         _, _, snapshot, refused = newest_whole(Path(folder), ranks)
         assert not refused
         trainable.state.restore(snapshot)
     progress = trainable.state.progress
-    with closing(assembly.open_windows(progress.cursor)) as windows:  # type: ignore[type-var]
-        while trainable.log.settle() < until:
-            trainable.update(next(windows))
+    with closing(assembly.open_windows(progress.cursor)) as windows:
+        while update.parts.log.settle() < until:
+            update(next(windows))
     write_checkpoint(Path(folder), until, trainable.state.capture(metrics=0), {}, ranks=ranks)
     (report,) = assembly.evaluator.run(until)
     assembly.close()

@@ -39,8 +39,9 @@ class CountingCollectives(TorchDispatchMode):
 def collectives_of_a_window(parallel: dict[str, Any]) -> list[str]:
     """Collectives of the second window, of three micro-batches."""
     assembly = assembled("gpt", settings_of(dist.get_world_size(), parallel=parallel))
-    with closing(assembly.open_windows(Cursor())) as windows:  # type: ignore[type-var]
-        assembly.trainable.update(next(windows))
+    update = assembly.make_update()
+    with closing(assembly.open_windows(Cursor())) as windows:
+        update(next(windows))
         window = next(windows)
         assert len(window.micro_batches) == 3
         counting = CountingCollectives()
@@ -55,7 +56,7 @@ def collectives_of_a_window(parallel: dict[str, Any]) -> list[str]:
         dist.all_reduce = all_reduce  # type: ignore[assignment]
         try:
             with counting:
-                assembly.trainable.update(window)
+                update(window)
         finally:
             dist.all_reduce = original
     assembly.close()
@@ -101,14 +102,15 @@ def statistics_after_a_filler() -> tuple[list[tuple[bool, int]], list[float], fl
     settings = settings_of(1)
     settings["train"] |= {"micro_batch": 4, "accumulation": 1}
     assembly = assembled("pictures", settings)
+    update = assembly.make_update()
     (norm,) = [m for m in assembly.material.model.modules() if isinstance(m, nn.BatchNorm1d)]
     seen: list[tuple[bool, int]] = []
     norm.register_forward_hook(lambda m, inputs, _: seen.append((m.training, len(inputs[0]))))
     assert assembly.plan.num_samples == 36
-    with closing(assembly.open_windows(Cursor(0, 24))) as windows:  # type: ignore[type-var]
-        assembly.trainable.update(next(windows))
-        assembly.trainable.update(next(windows))
-        assembly.trainable.log.settle()
+    with closing(assembly.open_windows(Cursor(0, 24))) as windows:
+        update(next(windows))
+        update(next(windows))
+        update.parts.log.settle()
     assembly.close()
     assert norm.training
     return seen, norm.running_mean.tolist(), float(norm.num_batches_tracked)  # type: ignore

@@ -14,7 +14,8 @@ from torch._dynamo.backends.distributed import DDPOptimizer
 from parallel.checks import assert_alike
 from parallel.rank_pool import CaseFailed, RankPool
 from parallel.small_runs import Pictures, Recorder, Seen, assembled, settings_of, train
-from surefoot.assembly.run_parts import Material, assemble, prepare_process
+from surefoot.assembly.process import prepare_process
+from surefoot.assembly.run_parts import Material, assemble
 from surefoot.config.load import resolve_settings
 from surefoot.core.errors import ModelError
 from surefoot.data.order import Cursor
@@ -55,11 +56,11 @@ def layouts_of_buckets() -> list[list[tuple[int, ...]]]:
         assembly = assembled("pictures", settings_of(2))
     finally:
         data_parallel.sum_gradients = sum_gradients
-    found = []
-    with closing(assembly.open_windows(Cursor())) as windows:  # type: ignore[type-var]
+    found, update = [], assembly.make_update()
+    with closing(assembly.open_windows(Cursor())) as windows:
         for _ in range(3):
             seen.clear()
-            assembly.trainable.update(next(windows))
+            update(next(windows))
             found.append(list(seen))
     assembly.close()
     return found
@@ -105,15 +106,15 @@ class PartlyIdle(nn.Module):
 def train_partly_idle(choice: str, data_ranks: int) -> list[float]:
     settings = settings_of(data_ranks, parallel={"unused_parameters": choice})
     resolved = resolve_settings(settings).config
-    prepare_process(resolved)
+    process = prepare_process(resolved)
     data = as_source(Pictures(), "points")
-    assembly = assemble(Material(PartlyIdle(), ClassificationTask(3), data), resolved)
+    assembly = assemble(Material(PartlyIdle(), ClassificationTask(3), data), resolved, process)
     recorder = Recorder()
-    assembly.trainable.log.observers = (recorder,)
-    with closing(assembly.open_windows(Cursor())) as windows:  # type: ignore[type-var]
+    update = assembly.make_update((recorder,))
+    with closing(assembly.open_windows(Cursor())) as windows:
         for _ in range(8):
-            assembly.trainable.update(next(windows))
-        assembly.trainable.log.settle()
+            update(next(windows))
+        update.parts.log.settle()
     assembly.close()
     return [report.loss for report in recorder.reports]
 

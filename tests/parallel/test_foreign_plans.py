@@ -10,7 +10,8 @@ import torch
 
 from parallel.rank_pool import CaseFailed, RankPool
 from parallel.small_runs import VOCABULARY, Recorder, UnevenTexts, settings_of
-from surefoot.assembly.run_parts import Material, assemble, prepare_process
+from surefoot.assembly.process import prepare_process
+from surefoot.assembly.run_parts import Material, assemble
 from surefoot.config.load import resolve_settings
 from surefoot.core.plans import LLAMA_PLAN, plan_for
 from surefoot.data.order import Cursor
@@ -43,15 +44,15 @@ def made(family: str) -> Any:
 def losses(family: str, parallel: dict[str, Any]) -> tuple[list[float], list[float]]:
     """Losses and gradient norms of a few updates."""
     settings = resolve_settings(settings_of(parallel=parallel)).config
-    prepare_process(settings)
+    process = prepare_process(settings)
     material = Material(made(family), GenerationTask(VOCABULARY), as_source(UnevenTexts(), "texts"))
-    assembly = assemble(material, settings)
+    assembly = assemble(material, settings, process)
     recorder = Recorder()
-    assembly.trainable.log.observers = (recorder,)
-    with closing(assembly.open_windows(Cursor())) as windows:  # type: ignore[type-var]
+    update = assembly.make_update((recorder,))
+    with closing(assembly.open_windows(Cursor())) as windows:
         for _ in range(5):
-            assembly.trainable.update(next(windows))
-        assembly.trainable.log.settle()
+            update(next(windows))
+        update.parts.log.settle()
     assembly.close()
     return [r.loss for r in recorder.reports], [r.grad_norm for r in recorder.reports]
 

@@ -54,10 +54,11 @@ def health_after_a_fault(axes: dict[str, Any], rank: int, name: str) -> tuple[bo
     """Trains two updates, changes one number on one rank, and compares."""
     assembly = assembled("gpt", settings_of(parallel=axes))
     place, trainable = assembly.place, assembly.trainable
+    update = assembly.make_update()
     windows = assembly.open_windows(trainable.state.progress.cursor)
     for _ in range(2):
-        trainable.update(next(windows))
-    trainable.log.settle()
+        update(next(windows))
+    update.parts.log.settle()
     parameters = list(assembly.material.model.named_parameters())
     health = RankHealth(place.ranks, parameters, lambda: RankTimes(1.0, {}), print)
     health.check(2)

@@ -52,7 +52,7 @@ class Training:
         self.is_asked = False
         told, end = self.told.append, self.ended.set
         self.lookout = Lookout(store, rank, size, DEADLINE, told, end, keeper)
-        self.attachment = LookoutHooks(
+        self.hooks = LookoutHooks(
             dump=lambda: self.said.append("stacks"),
             record=lambda error: self.said.append(error.what),
             doing=lambda: "an update",
@@ -62,7 +62,7 @@ class Training:
     def run(self, calls: dict[str, int] | None = None) -> None:
         """Trains until it is ended."""
         self.lookout._calls = lambda: dict(calls or {})  # type: ignore[method-assign]
-        with self.lookout.attached(self.attachment):
+        with self.lookout.attached(self.hooks):
             self.lookout.start()
             assert self.ended.wait(30)
 
@@ -174,7 +174,7 @@ def test_others_may_ask_for_stacks_as_soon_as_a_rank_trains() -> None:
     store = dist.HashStore()
     training = Training(store)
     assert not module.read_signs(store, [0])[0].listens
-    with training.lookout.attached(training.attachment):
+    with training.lookout.attached(training.hooks):
         assert module.read_signs(store, [0])[0].listens, "though nobody has looked yet"
 
 
@@ -191,7 +191,7 @@ def test_who_leaves_after_a_hang_waits_until_the_others_have_written_their_stack
         first.lookout.write_stacks_of_all(store, first.lookout.accuse(store, hangs))
         left.set()
 
-    with first.lookout.attached(first.attachment), slow.lookout.attached(slow.attachment):
+    with first.lookout.attached(first.hooks), slow.lookout.attached(slow.hooks):
         thread = threading.Thread(target=leave)
         thread.start()
         assert not left.wait(0.3) and first.said == ["stacks"]
@@ -264,7 +264,7 @@ def test_a_main_thread_that_leaves_by_itself_is_left_alone() -> None:
     store = dist.HashStore()
     training = Training(store)
     training.lookout.start()
-    with suppress(RankError), training.lookout.attached(training.attachment):
+    with suppress(RankError), training.lookout.attached(training.hooks):
         claim(store, Failure(1, How.HANGS, 1, "rank 1 hangs"))
         raise RankError("rank 1 hangs")
     training.lookout._thread.join(10)
@@ -275,7 +275,7 @@ def test_a_main_thread_that_leaves_by_itself_is_left_alone() -> None:
 def test_what_one_rank_is_asked_the_others_hear() -> None:
     store = dist.HashStore()
     first, second = Training(store, 0), Training(store, 1)
-    with first.lookout.attached(first.attachment), second.lookout.attached(second.attachment):
+    with first.lookout.attached(first.hooks), second.lookout.attached(second.hooks):
         for training in (first, second):
             training.lookout._calls = lambda: {}  # type: ignore[method-assign]
             training.lookout.start()
@@ -284,7 +284,7 @@ def test_what_one_rank_is_asked_the_others_hear() -> None:
         while not second.lookout.any_asked:
             assert time.monotonic() < until
             time.sleep(0.01)
-    with second.lookout.attached(second.attachment):
+    with second.lookout.attached(second.hooks):
         assert not second.lookout.any_asked, "that was another training"
     first.lookout.stop()
     second.lookout.stop()

@@ -24,12 +24,13 @@ from parallel.small_runs import (
     small_gpt,
     train,
 )
-from surefoot.assembly.run_parts import Material, assemble, prepare_process
+from surefoot.assembly.process import prepare_process
+from surefoot.assembly.run_parts import Material, assemble
 from surefoot.config.load import resolve_settings
 from surefoot.data.order import Cursor
 from surefoot.data.sources.datasets import as_source
 from surefoot.parallel.sizes import ParameterSizes
-from surefoot.run.session import parameter_sizes
+from surefoot.run.run_facts import parameter_sizes
 from surefoot.tasks.generation import GenerationTask
 from surefoot.tasks.task import FunctionTask
 
@@ -230,7 +231,7 @@ def train_uneven(parallel: dict[str, Any], kind: str) -> Seen:
             "evaluate": {"micro_batch": 1},
         }
     ).config
-    prepare_process(section)
+    process = prepare_process(section)
     task: Any = GenerationTask(VOCABULARY)
     if kind == "two terms":
         task = FunctionTask(
@@ -242,13 +243,13 @@ def train_uneven(parallel: dict[str, Any], kind: str) -> Seen:
         )
     source = as_source(UnevenLengths(kind == "lengths"), "training data")
     model = small_gpt(num_layers=4).double()
-    assembly = assemble(Material(model, task, source, {"validation": source}), section)
+    assembly = assemble(Material(model, task, source, {"validation": source}), section, process)
     recorder = Recorder()
-    assembly.trainable.log.observers = (recorder,)
-    with closing(assembly.open_windows(Cursor())) as windows:  # type: ignore[type-var]
+    update = assembly.make_update((recorder,))
+    with closing(assembly.open_windows(Cursor())) as windows:
         for _ in range(8):
-            assembly.trainable.update(next(windows))
-        assembly.trainable.log.settle()
+            update(next(windows))
+        update.parts.log.settle()
     (report,) = assembly.evaluator.run(8)
     assembly.close()
     return seen_of(recorder.reports, model, dict(report.metrics))
@@ -345,9 +346,9 @@ def first_bad(parallel: dict[str, Any], block: str) -> Any:
     blocks = assembly.material.model.get_submodule("blocks")
     if block in dict(blocks.named_children()):
         blocks.get_submodule(block).register_forward_hook(poison)
-    with closing(assembly.open_windows(Cursor())) as windows:  # type: ignore[type-var]
+    with closing(assembly.open_windows(Cursor())) as windows:
         window = next(windows)
-    denominators = trainable.update.parts.sum_over_ranks(window.weights)
+    denominators = trainable.passing.ranks.sum_over_ranks(window.weights)
     found: Any = trainable.first_bad.find(window, denominators)
     assembly.close()
     return found["forward"]["module"], found["backward"]["module"], found["gradients"]

@@ -19,7 +19,7 @@ from surefoot.cli import main as command
 from surefoot.config.load import resolve_settings
 from surefoot.core.errors import EXIT_DONE, EXIT_REQUEST, RequestError
 from surefoot.models.gpt import GPT, GPTConfig
-from surefoot.parallel.layout import Wishes
+from surefoot.parallel.layout import LayoutRequest
 from surefoot.parallel.mesh import resolve_sizes
 from surefoot.parallel.parts import local_part
 from surefoot.parallel.rehearsal import Share, rehearse, sampled_ranks
@@ -34,9 +34,9 @@ def rehearsed(
 ) -> list[Share]:
     settings = resolve_settings(settings_of(parallel=axes)).config
     sizes = resolve_sizes(settings.parallel, ranks)
-    wishes = Wishes(settings.parallel, window=8)
+    request = LayoutRequest(settings.parallel, window=8)
     chosen = sampled_ranks(sizes) if only is None else only
-    return [rehearse(make_model, wishes, sizes, settings.optimizer, rank) for rank in chosen]
+    return [rehearse(make_model, request, sizes, settings.optimizer, rank) for rank in chosen]
 
 
 def eighty_layers() -> GPT:

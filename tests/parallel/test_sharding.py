@@ -97,16 +97,16 @@ def test_with_less_memory(ranks: RankPool, memory: dict[str, Any]) -> None:
 def held_bytes(parallel: dict[str, Any]) -> tuple[int, int]:
     """Bytes of parameters and of optimizer state on this rank, after an update."""
     assembly = assembled("gpt", settings_of(4 if parallel else 1, parallel=parallel))
-    trainable = assembly.trainable
-    with closing(assembly.open_windows(Cursor())) as windows:  # type: ignore[type-var]
-        trainable.update(next(windows))
-        trainable.log.settle()
+    trainable, update = assembly.trainable, assembly.make_update()
+    with closing(assembly.open_windows(Cursor())) as windows:
+        update(next(windows))
+        update.parts.log.settle()
     assembly.close()
 
     def size(tensors: Iterable[torch.Tensor]) -> int:
         return sum(t.numel() * t.element_size() for t in map(local_part, tensors))
 
-    state = trainable.optimizer.optimizer.state.values()
+    state = trainable.optimizing.optimizer.optimizer.state.values()
     moments = [s[key] for s in state for key in ("exp_avg", "exp_avg_sq")]
     return size(trainable.state.model.parameters()), size(moments)
 
@@ -122,6 +122,7 @@ def test_each_rank_holds_its_part(ranks: RankPool) -> None:
 def gathered_in_time() -> list[bool]:
     """As each block begins, whether the parameters of the next are on their way or there."""
     assembly = assembled("gpt", settings_of(2, parallel={"shard": 2}), num_layers=4)
+    update = assembly.make_update()
     blocks = list(assembly.trainable.state.model.blocks)  # type: ignore[arg-type]
     found: list[bool] = []
     for block, following in pairwise(blocks):
@@ -131,9 +132,9 @@ def gathered_in_time() -> list[bool]:
             found.append(group._all_gather_result is not None or group.is_unsharded)
 
         block.feedforward.register_forward_pre_hook(look)
-    with closing(assembly.open_windows(Cursor())) as windows:  # type: ignore[type-var]
-        assembly.trainable.update(next(windows))
-        assembly.trainable.log.settle()
+    with closing(assembly.open_windows(Cursor())) as windows:
+        update(next(windows))
+        update.parts.log.settle()
     assembly.close()
     return found
 

@@ -11,7 +11,7 @@ from surefoot.config.sections.contract import BudgetSection, ContractOffSection,
 from surefoot.core.budget import Budget
 from surefoot.core.reports import Event
 from surefoot.core.units import Seconds
-from surefoot.observe.events import EventLog
+from surefoot.observe.events import EventLog, read_events
 from surefoot.observe.readers.stretches import elapsed_at, stretches_of
 from surefoot.run.budget_watch import Spending, budget_of
 
@@ -43,12 +43,12 @@ def watched(
     spending = Spending(
         budget,
         devices,
-        folder / "events.jsonl",
-        folder / "metrics.jsonl",
+        read_events(folder / "events.jsonl"),
+        0.0,
         lambda kind, message, data: told.append((kind, data)),
+        asked,
         clock,
     )
-    spending.asked = asked
     return spending, clock, asked, told
 
 
@@ -109,7 +109,7 @@ def test_what_was_spent_before_counts_with_the_devices_of_its_time(tmp_path: Pat
 def test_the_time_of_an_attempt_counts_from_its_event(tmp_path: Path) -> None:
     spending, clock, asked, _ = watched(tmp_path, Budget(wall_seconds=10))
     clock.now = 8.0
-    assert spending.told() == {"devices": 1}
+    assert spending.event_data() == {"devices": 1}
     clock.now = 17.9
     spending.check()
     assert asked.reasons == []

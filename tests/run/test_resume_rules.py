@@ -32,7 +32,7 @@ from surefoot.run.resume_rules import (
     refuse_crash_loop,
     resume_tier,
 )
-from surefoot.run.session import needed_bytes
+from surefoot.run.run_facts import needed_bytes
 from surefoot.state.manifest import Manifest
 from surefoot.trainer import Trainer
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from surefoot.assembly.material import build_model, freeze, open_data, resolve_architecture
 from surefoot.config.sections import Recipe
-from surefoot.parallel.layout import Wishes
+from surefoot.parallel.layout import LayoutRequest
 from surefoot.parallel.mesh import MeshSizes, resolve_sizes
 from surefoot.parallel.pipeline_schedule import PipelineOrder
 from surefoot.parallel.rehearsal import Share, rehearse, sampled_ranks
@@ -47,12 +47,13 @@ def rehearse_layout(recipe: Recipe, num_ranks: int) -> RehearsedLayout:
     with torch.device("meta"):
         num_parameters = sum(parameter.numel() for parameter in make_model().parameters())
     train = recipe.train
-    wishes = Wishes(recipe.parallel, memory=recipe.memory, window=train.accumulation)
+    request = LayoutRequest(recipe.parallel, memory=recipe.memory, window=train.accumulation)
     bubble = None
     if sizes.pipeline > 1:
         order = PipelineOrder.of(recipe.parallel, sizes.pipeline)
         bubble = order.bubble_fraction(train.accumulation)
     shares = tuple(
-        rehearse(make_model, wishes, sizes, recipe.optimizer, rank) for rank in sampled_ranks(sizes)
+        rehearse(make_model, request, sizes, recipe.optimizer, rank)
+        for rank in sampled_ranks(sizes)
     )
     return RehearsedLayout(sizes, num_parameters, bubble, shares)

@@ -5,7 +5,6 @@ A run of several ranks is cut so that all of them together see the windows that 
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from typing import Any
 
 import torch
@@ -18,14 +17,12 @@ from surefoot.core.doors import GIVEN, Door, find_part, label_of
 from surefoot.core.errors import RequestError
 from surefoot.core.targets import call
 from surefoot.data.augment import preserved_cpu_rng
-from surefoot.data.batch import MicroBatch
 from surefoot.data.fetch import collated
 from surefoot.data.loader import Loader, LoaderSettings
 from surefoot.data.order import IN_ORDER, SHUFFLED, BatchPlan, SampleOrder
 from surefoot.data.samplers import as_order
 from surefoot.data.sources.base import Source
 from surefoot.data.sources.stream import StreamPlan, StreamSource, refuse_stream
-from surefoot.engine.evaluate import OpenSet
 from surefoot.parallel.layout import ALONE, Place
 from surefoot.tasks.task import Task, main_weight
 
@@ -168,12 +165,3 @@ def make_eval_loader(
         num_ranks=place.num_data_ranks,
     )
     return Loader(source, plan, weight=task.weight, settings=loader_settings, device=device)
-
-
-def opened_by(loader: Loader) -> OpenSet:
-    """Reads the set of a loader from its start, each time."""
-
-    def open_set() -> Generator[MicroBatch, None, None]:
-        return loader.iterate_once()
-
-    return open_set

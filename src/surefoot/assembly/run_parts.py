@@ -1,16 +1,16 @@
 """From a model, data and a task, with settings, to the parts of one run. Reads no recipe, no file.
 
-Everything that a run is made of is chosen here, once, in the order in which it is used. Nothing is
-trained and nothing is written.
+Everything that a run is made of is chosen here, once, in the order in which it is used; all that
+can be refused is refused. Nothing is trained and nothing is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,35 +22,37 @@ from surefoot.assembly.loading import (
     make_order,
     make_pace,
     make_plan,
-    opened_by,
 )
+from surefoot.assembly.process import Process, seed_rank
 from surefoot.assembly.task_layout import place_task
-from surefoot.assembly.update_parts import Trainable, make_trainable
+from surefoot.assembly.update_parts import Trainable, make_trainable, make_update
+from surefoot.config.building import make_schedule
 from surefoot.config.sections import Settings
 from surefoot.core.counting import Pace, updates_in
-from surefoot.core.errors import RequestError
-from surefoot.core.reports import Observer
-from surefoot.core.schedules import Undecided
+from surefoot.core.identity import identity
+from surefoot.core.interruption import ShouldAbort, never
+from surefoot.core.reports import Event, Observer
+from surefoot.core.schedules import Schedule, Undecided
+from surefoot.data.batch import MicroBatch
 from surefoot.data.fetch import collated
 from surefoot.data.loader import Loader, position_of
-from surefoot.data.order import BatchPlan, keyed_hash
+from surefoot.data.order import BatchPlan
 from surefoot.data.sources.base import Source
 from surefoot.data.sources.stream import StreamPlan, StreamSource
 from surefoot.engine.decisions import Decisions
-from surefoot.engine.evaluate import Evaluator, as_it_is, evaluate
+from surefoot.engine.evaluate import Evaluator, evaluate
+from surefoot.engine.reporting import Investigation, no_findings
 from surefoot.engine.routing import weight_of
+from surefoot.engine.step import Update
 from surefoot.engine.sum_check import NUM_SAMPLES, FewSamples, check_sums
 from surefoot.engine.window import Window, over_ranks, windows
-from surefoot.numerics.determinism import preserved_rng, seed_everything, use_deterministic
+from surefoot.numerics.determinism import preserved_rng
 from surefoot.optim.ema import NoAverage
 from surefoot.parallel.digests import digest_of_weights
-from surefoot.parallel.join import join_ranks
-from surefoot.parallel.layout import ALONE, Place, find_place
-from surefoot.state.run_state import Best
+from surefoot.parallel.layout import Place
 from surefoot.tasks.task import FunctionTask, Task
 
-RANK_SEED = 3
-"""Sets the seeds of ranks apart from other uses of the run's seed."""
+MicroBatches = Generator[MicroBatch, None, None]
 
 
 @dataclass(frozen=True)
@@ -70,23 +72,35 @@ class Assembly:
 
     material: Material
     settings: Settings
+    place: Place
     trainable: Trainable
     plan: BatchPlan | StreamPlan
     pace: Pace
+    schedule: Schedule
+    begun_for: int | None
+    """The horizon that the run began with, in updates; None where that is a time."""
     horizon_updates: int | Undecided
     loader: Loader
-    evaluator: Evaluator
-    decisions: Decisions
     eval_loaders: Mapping[str, Loader]
-    place: Place = ALONE
+    evaluator: Evaluator
     initial_digest: str = ""
     """Of the weights that several ranks begin with; empty for one."""
     coupling: str = ""
     """What is to be said of a loss that couples the samples of a batch; empty for nothing."""
 
-    def open_windows(self, cursor: Any) -> Iterator[Window]:
-        """The windows of training from `cursor` on; closing the iterator ends the workers."""
-        with closing(self.loader.iterate(cursor)) as micro_batches:
+    def open_windows(
+        self,
+        cursor: Any,
+        should_abort: ShouldAbort = never,
+        watch: Callable[[MicroBatches], MicroBatches] = identity,
+    ) -> Generator[Window, None, None]:
+        """The windows of training from `cursor` on; closing the iterator ends the workers.
+
+        Args:
+            should_abort: a wait for a worker raises `CutShort` where it says so.
+            watch: hands the micro-batches on, and looks at them.
+        """
+        with closing(watch(self.loader.iterate(cursor, should_abort))) as micro_batches:
             opened = windows(micro_batches)
             if self.place.mesh is None:
                 yield from opened
@@ -94,29 +108,34 @@ class Assembly:
                 assert isinstance(self.plan, BatchPlan)
                 yield from over_ranks(opened, self.plan.samples_per_epoch, position_of(cursor))
 
-    def evaluate(self) -> str | None:
-        """Evaluates every set, tells the observers, decides; returns a reason to finish."""
-        if not self.eval_loaders:
-            return None
-        log, step = self.trainable.log, self.trainable.state.progress.step
-        reports = self.evaluator.run(step)
-        for report in reports:
-            for observer in log.observers:
-                observer.on_eval(report)
-        return self.decisions(step, reports)
+    def make_update(
+        self, observers: Sequence[Observer] = (), investigate: Investigation = no_findings
+    ) -> Update:
+        """The update of this run, which reports to `observers`; see `update_parts.make_update`."""
+        return make_update(self.trainable, self.settings, observers, investigate)
+
+    def make_decisions(self, tell: Callable[[Event], None]) -> Decisions:
+        """What follows from the evaluations of this run; `tell` hears of each decision."""
+        state, optimizing = self.trainable.state, self.trainable.optimizing
+        return Decisions(
+            state.best,
+            deciding_metric(self.settings, self.material.task),
+            optimizing.plateau,
+            optimizing.stopping,
+            tell,
+        )
 
     def evaluate_one_batch(self) -> dict[str, float]:
         """The metrics of the first batch of each set, as SET/METRIC; tells nobody."""
         found: dict[str, float] = {}
         for name, loader in self.eval_loaders.items():
-            trainable = self.trainable
             with closing(loader.iterate_once()) as micro_batches:
                 first = evaluate(
                     self.material.model,
                     self.evaluator.task,
                     islice(micro_batches, 1),
-                    trainable.precision,
-                    trainable.device,
+                    self.trainable.precision,
+                    self.trainable.device,
                     self.evaluator.sum_over_ranks,
                     self.evaluator.sum_up,
                 )
@@ -130,151 +149,108 @@ class Assembly:
             loader.close()
 
 
-def prepare_process(settings: Settings) -> torch.device:
-    """Seeds every generator, sets the determinism switch, and picks the device.
-
-    Call it before the model is built, so that its weights are those of the seed.
-
-    Raises:
-        RequestError: the device is not there.
-    """
-    seed_everything(settings.seed)
-    return prepare_device(settings)
-
-
-def prepare_device(settings: Settings) -> torch.device:
-    """Joins the ranks of a launch, sets the determinism switch and picks the device.
-
-    It draws and seeds nothing.
-
-    Raises:
-        RequestError: the device is not there.
-        RankError: the other ranks are not there.
-    """
-    join_ranks()
-    use_deterministic(settings.deterministic)
-    return choose_device(settings.device)
-
-
-def choose_device(name: Literal["auto", "cpu", "cuda", "mps"]) -> torch.device:
-    """The device of that name; `auto` takes CUDA, then MPS, then the CPU.
-
-    Raises:
-        RequestError: the device is not there.
-    """
-    available = {
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-        "cpu": True,
-    }
-    chosen = next(kind for kind, there in available.items() if there) if name == "auto" else name
-    if not available[chosen]:
-        raise RequestError(
-            f"there is no {chosen} device",
-            where="device",
-            rule=f"available: {', '.join(kind for kind, there in available.items() if there)}",
-            remedy="use device=auto",
-        )
-    return (
-        torch.device(chosen, torch.cuda.current_device())
-        if chosen == "cuda"
-        else torch.device(chosen)
-    )
+def as_in_settings(pace: Pace) -> int | None:
+    """A run that begins now began for the horizon of its settings."""
+    return None
 
 
 def assemble(
-    material: Material, settings: Settings, observers: Sequence[Observer] = ()
+    material: Material,
+    settings: Settings,
+    process: Process,
+    begun_for: Callable[[Pace], int | None] = as_in_settings,
 ) -> Assembly:
-    """Builds every part of a run; the process must have been prepared.
+    """Builds every part of a run.
+
+    Args:
+        material: what is trained on what.
+        settings: how.
+        process: as `prepare_process` has made it ready, before the model was made.
+        begun_for: the horizon that the run began with, in updates, by what an update consumes; None
+            for that of the settings.
 
     Raises:
         SurefootError: a part cannot be built as asked.
     """
-    device = choose_device(settings.device)
-    place = find_place(settings.parallel, device)
+    device, place = process.device, process.place
     task = place_task(material.task, material.model, settings, place.mesh)
     plan = make_plan(material.train, settings, place, make_order(material.train, settings))
     pace = make_pace(material.train, material.task, plan, material.model, settings)
-    horizon_updates = updates_in(settings.train.horizon, pace)
+    horizon = updates_in(settings.train.horizon, pace)
+    begun = begun_for(pace)
+    schedule = make_schedule(settings, pace, begun)
     initial_digest = ""
     if place.mesh is None:
-        trainable = make_trainable(material.model, task, settings, device, pace, observers)
+        trainable = make_trainable(material.model, task, settings, schedule, process)
         coupling = check_loss(material, device)
     else:
         # Before the model is spread: the loss of a few samples needs no other rank.
         coupling = check_loss(material, torch.device("cpu"))
         initial_digest = digest_of_weights(material.model)
-        trainable = make_trainable(material.model, task, settings, device, pace, observers, place)
+        trainable = make_trainable(material.model, task, settings, schedule, process)
         seed_rank(settings.seed, place)
     loader_settings = make_loader_settings(settings)
-    loader = Loader(
-        material.train,
-        plan,
-        weight=weight_of(material.task, task),
-        settings=loader_settings,
-        device=device,
-    )
     eval_loaders = {
         name: make_eval_loader(source, material.task, settings, loader_settings, device, place)
         for name, source in material.validation.items()
     }
+    return Assembly(
+        material=material,
+        settings=settings,
+        place=place,
+        trainable=trainable,
+        plan=plan,
+        pace=pace,
+        schedule=schedule,
+        begun_for=begun or (horizon if isinstance(horizon, int) else None),
+        horizon_updates=horizon,
+        loader=Loader(
+            material.train,
+            plan,
+            weight=weight_of(material.task, task),
+            settings=loader_settings,
+            device=device,
+        ),
+        eval_loaders=eval_loaders,
+        evaluator=make_evaluator(material, task, settings, trainable, eval_loaders, place),
+        initial_digest=initial_digest,
+        coupling=coupling,
+    )
+
+
+def make_evaluator(
+    material: Material,
+    task: Task,
+    settings: Settings,
+    trainable: Trainable,
+    eval_loaders: Mapping[str, Loader],
+    place: Place,
+) -> Evaluator:
+    """Evaluates the weights that the settings name on every validation set."""
     use_ema = settings.evaluate.weights == "ema"
-    evaluator = Evaluator(
+    return Evaluator(
         model=material.model,
         task=task,
-        sets={name: opened_by(loader) for name, loader in eval_loaders.items()},
+        sets={name: loader.iterate_once for name, loader in eval_loaders.items()},
         precision=trainable.precision,
-        device=device,
+        device=trainable.device,
         use_weights=lambda: evaluated_weights(material.model, trainable, use_ema),
         weights=settings.evaluate.weights,
-        sum_over_ranks=as_it_is if place.mesh is None else place.mesh.sum_over_data,
-        sum_up=trainable.sum_up,
-    )
-    best = trainable.state.best
-    assert isinstance(best, Best)
-    decisions = Decisions(
-        best,
-        deciding_metric(settings, material.task),
-        trainable.plateau,
-        trainable.stopping,
-        trainable.log.tell,
-    )
-    return Assembly(
-        material,
-        settings,
-        trainable,
-        plan,
-        pace,
-        horizon_updates,
-        loader,
-        evaluator,
-        decisions,
-        eval_loaders,
-        place,
-        initial_digest,
-        coupling,
+        sum_over_ranks=identity if place.mesh is None else place.mesh.sum_over_data,
+        sum_up=trainable.passing.ranks.sum_up,
     )
 
 
 @contextmanager
 def evaluated_weights(model: nn.Module, trainable: Trainable, use_ema: bool) -> Iterator[None]:
     """Inside, the model holds the weights to evaluate; nothing stays gathered afterwards."""
-    average = trainable.average if use_ema else NoAverage()
+    average = trainable.optimizing.average if use_ema else NoAverage()
     try:
         with average.swapped(model):
             yield
     finally:
         # Also where the evaluation was left: what is saved then is what is trained.
-        trainable.reshard_all()
-
-
-def seed_rank(seed: int, place: Place) -> None:
-    """Gives ranks that see other items, or hold other layers, dropout of their own.
-
-    Others share it, and rank 0 keeps its own.
-    """
-    if place.random_rank > 0:
-        seed_everything(keyed_hash(seed, RANK_SEED, place.random_rank) >> 32)
+        trainable.passing.reshard()
 
 
 def check_loss(material: Material, device: torch.device) -> str:

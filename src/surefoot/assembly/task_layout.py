@@ -9,7 +9,7 @@ from torch import nn
 
 from surefoot.config.sections import Settings
 from surefoot.core.errors import RequestError
-from surefoot.engine.evaluate import as_it_is
+from surefoot.core.identity import identity
 from surefoot.engine.routing import with_routers
 from surefoot.parallel.context import shard_sequence
 from surefoot.parallel.mesh import ONE_RANK, Mesh
@@ -27,7 +27,7 @@ def place_task(task: Task, model: nn.Module, settings: Settings, mesh: Mesh | No
     """
     scored = _scored(task, model, settings, mesh)
     sharded = shard_sequence(scored, model, mesh, settings.parallel)
-    return with_routers(sharded, model, as_it_is if mesh is None else mesh.sum_over_items)
+    return with_routers(sharded, model, identity if mesh is None else mesh.sum_over_items)
 
 
 def _scored(task: Task, model: nn.Module, settings: Settings, mesh: Mesh | None) -> Task:

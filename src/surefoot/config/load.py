@@ -48,6 +48,11 @@ class Resolved(Generic[C]):
         """The configuration."""
         return self.config
 
+    @property
+    def settings(self) -> Settings:
+        """How to train, of a recipe as of settings."""
+        return self.config.settings
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON and YAML: counts as text, every value present."""
         plain: dict[str, Any] = self.config.model_dump(mode="json")

@@ -94,7 +94,6 @@ class Loader:
         self._stage = DeviceStage.choose(self.device, self.settings.pin_memory)
         self._pool: WorkerPool | None = None
         self._in_use = False
-        self._should_abort: ShouldAbort = never
 
     @property
     def reading(self) -> str:
@@ -102,22 +101,26 @@ class Loader:
         ids = self._fetch.reading
         return place_of(self.source, ids) if ids else ""
 
-    def leave_when(self, should_abort: ShouldAbort) -> None:
-        """Makes waits for a worker raise `CutShort` once `should_abort()` returns True."""
-        self._should_abort = should_abort
+    def iterate(
+        self, cursor: AnyCursor = START, should_abort: ShouldAbort = never
+    ) -> Generator[MicroBatch, None, None]:
+        """Micro-batches from `cursor` on, epoch after epoch, without end. Close it after use.
 
-    def iterate(self, cursor: AnyCursor = START) -> Generator[MicroBatch, None, None]:
-        """Micro-batches from `cursor` on, epoch after epoch, without end. Close it after use."""
+        Args:
+            should_abort: waits for a worker raise `CutShort` once it returns True.
+        """
         if isinstance(self.plan, StreamPlan):
             return self._load(self.source.micro_batches(self.plan, self._weight, cursor))
-        return self._load(self._fetched(self.plan.micro_batches(position_of(cursor))))
+        return self._load(self._fetched(self.plan.micro_batches(position_of(cursor)), should_abort))
 
-    def iterate_once(self, cursor: AnyCursor = START) -> Generator[MicroBatch, None, None]:
-        """Micro-batches from `cursor` to the end of its epoch."""
+    def iterate_once(
+        self, cursor: AnyCursor = START, should_abort: ShouldAbort = never
+    ) -> Generator[MicroBatch, None, None]:
+        """Micro-batches from `cursor` to the end of its epoch; `should_abort` as in `iterate`."""
         if isinstance(self.plan, StreamPlan):
             batches = self.source.micro_batches(self.plan, self._weight, cursor)
             return self._load(_to_the_end(batches))
-        return self._load(self._fetched(self.plan.one_epoch(position_of(cursor))))
+        return self._load(self._fetched(self.plan.one_epoch(position_of(cursor)), should_abort))
 
     def close(self) -> None:
         """Ends the worker processes. The loader can be used again afterwards."""
@@ -131,8 +134,14 @@ class Loader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _fetched(self, plans: Iterator[PlannedBatch]) -> Generator[MicroBatch, None, None]:
-        return self._here(plans) if self.settings.workers == 0 else self._in_workers(plans)
+    def _fetched(
+        self, plans: Iterator[PlannedBatch], should_abort: ShouldAbort
+    ) -> Generator[MicroBatch, None, None]:
+        return (
+            self._here(plans)
+            if self.settings.workers == 0
+            else self._in_workers(plans, should_abort)
+        )
 
     def _load(
         self, batches: Generator[MicroBatch, None, None]
@@ -160,7 +169,9 @@ class Loader:
             data, weights = fetch(planned.epoch, _indices_to_read(planned))
             yield _micro_batch(planned, data, weights)
 
-    def _in_workers(self, plans: Iterator[PlannedBatch]) -> Generator[MicroBatch, None, None]:
+    def _in_workers(
+        self, plans: Iterator[PlannedBatch], should_abort: ShouldAbort
+    ) -> Generator[MicroBatch, None, None]:
         if self._pool is None:
             settings = self.settings
             self._pool = WorkerPool(
@@ -171,7 +182,7 @@ class Loader:
                 start_method=settings.start_method,
             )
         pool = self._pool
-        pool.should_abort = self._should_abort
+        pool.should_abort = should_abort
         whole = False
         try:
             whole_plans = self._of_whole_epochs(plans)

@@ -7,17 +7,18 @@ gradients are as they were before; a padded sample has weight 0 and counts for n
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from surefoot.core.batches import batch_of_samples
 from surefoot.core.errors import DataError
-from surefoot.core.interruption import CutShort, ShouldAbort
+from surefoot.core.identity import identity
+from surefoot.core.interruption import ShouldAbort, never
 from surefoot.core.reports import EvalReport
 from surefoot.data.batch import MicroBatch
 from surefoot.engine.passes import TOTAL
@@ -31,16 +32,16 @@ from surefoot.tasks.task import Task
 SumOverRanks = Callable[[Tensor], Tensor]
 """Sums a tensor over the data-parallel ranks, in place."""
 
-
-def as_it_is(tensor: Tensor) -> Tensor:
-    """The sum over one rank."""
-    return tensor
-
-
 SumUp = Callable[[Iterable[MicroBatch]], tuple[MetricTotals, int]]
 """The metric sums of this rank's micro-batches, and their samples."""
-OpenSet = Callable[[], Iterable[MicroBatch]]
-"""Opens a validation set from its start; each call gives the same micro-batches."""
+
+
+class OpenSet(Protocol):
+    """Opens a validation set from its start; each call gives the same micro-batches."""
+
+    def __call__(self, *, should_abort: ShouldAbort) -> Generator[MicroBatch, None, None]:
+        """The micro-batches; a wait for one raises `CutShort` where `should_abort()` says so."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def evaluate(
     micro_batches: Iterable[MicroBatch],
     precision: Precision,
     device: torch.device,
-    sum_over_ranks: SumOverRanks = as_it_is,
+    sum_over_ranks: SumOverRanks = identity,
     sum_up: SumUp | None = None,
 ) -> Evaluation:
     """Evaluates `model` on every micro-batch, once.
@@ -78,7 +79,7 @@ def evaluate(
             totals, samples = one_by_one(model, task, micro_batches, precision)
         else:
             totals, samples = sum_up(micro_batches)
-    if sum_over_ranks is not as_it_is:
+    if sum_over_ranks is not identity:
         counted = torch.tensor(samples, dtype=torch.int64, device=device)
         samples = int(sum_over_ranks(counted))
         totals.combine(sum_over_ranks)
@@ -123,24 +124,36 @@ class Evaluator:
     device: torch.device
     use_weights: Callable[[], AbstractContextManager[object]]
     weights: str = "raw"
-    sum_over_ranks: SumOverRanks = as_it_is
+    sum_over_ranks: SumOverRanks = identity
     sum_up: SumUp | None = None
 
-    def run(self, step: int) -> list[EvalReport]:
-        """One report for each set, in their order."""
+    def run(
+        self,
+        step: int,
+        should_abort: ShouldAbort = never,
+        before_batch: Callable[[], None] = lambda: None,
+    ) -> list[EvalReport]:
+        """One report for each set, in their order.
+
+        Args:
+            step: updates completed.
+            should_abort: a wait for a batch is left where it says so.
+            before_batch: called between two batches; it may leave the evaluation by raising.
+        """
         reports = []
         with self.use_weights():
             for name, open_set in self.sets.items():
                 began = time.perf_counter()
-                found = evaluate(
-                    self.model,
-                    self.task,
-                    open_set(),
-                    self.precision,
-                    self.device,
-                    self.sum_over_ranks,
-                    self.sum_up,
-                )
+                with closing(open_set(should_abort=should_abort)) as micro_batches:
+                    found = evaluate(
+                        self.model,
+                        self.task,
+                        _after(before_batch, micro_batches),
+                        self.precision,
+                        self.device,
+                        self.sum_over_ranks,
+                        self.sum_up,
+                    )
                 reports.append(
                     EvalReport(
                         step=step,
@@ -156,15 +169,7 @@ class Evaluator:
         return reports
 
 
-def left_when(should_abort: ShouldAbort, open_set: OpenSet, beat: Callable[[str], None]) -> OpenSet:
-    """The same validation set, left between two batches where `should_abort()` says so."""
-
-    def opened() -> Iterator[MicroBatch]:
-        with closing(cast(Any, open_set())) as micro_batches:
-            for micro_batch in micro_batches:
-                if should_abort():
-                    raise CutShort
-                beat("an evaluation")
-                yield micro_batch
-
-    return opened
+def _after(call: Callable[[], None], items: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
+    for item in items:
+        call()
+        yield item

@@ -23,6 +23,15 @@ from surefoot.tasks.task import main_weight
 INVESTIGATED = frozenset({"non-finite", "non-finite-loss", "skip", "spike"})
 Investigation = Callable[[Event, Window, Mapping[str, float]], Mapping[str, object]]
 """(event, window, denominators) -> what the event's data gets besides."""
+
+
+def no_findings(
+    event: Event, window: Window, denominators: Mapping[str, float]
+) -> Mapping[str, object]:
+    """The investigation that looks into nothing."""
+    return {}
+
+
 NO_DETAILS: dict[str, float] = {}
 KNOWN_SCALARS = RESERVED | {TOTAL}
 NUM_WITHOUT_TERMS = 3
@@ -46,6 +55,7 @@ class ReportLog(UpdatesInFlight):
         clip_norm: gradients with a larger norm were clipped; infinity where nothing is.
         counts_tokens: whether a weight is a number of tokens.
         memory_bytes: a cheap probe.
+        investigate: looks into an update that went wrong, before anything else is done.
 
     Its `ledger` counts where the host's time goes.
     """
@@ -59,6 +69,7 @@ class ReportLog(UpdatesInFlight):
         clip_norm: float = float("inf"),
         counts_tokens: bool = False,
         memory_bytes: Callable[[], int] = lambda: 0,
+        investigate: Investigation = no_findings,
     ) -> None:
         super().__init__(progress, counts_tokens)
         self.guard = guard
@@ -68,8 +79,7 @@ class ReportLog(UpdatesInFlight):
         self._memory_bytes = memory_bytes
         self.ledger = TimeLedger()
         self._data_seconds = self._device_seconds = self._logging_seconds = 0.0
-        self.investigate: Investigation = lambda event, window, denominators: {}
-        """Looks into an update that went wrong, before anything else is done."""
+        self._investigate = investigate
         self._last_time = time.perf_counter()
         if guard.spikes.sets_limits:
             self.norm_limit = self._limit_of_spikes
@@ -99,7 +109,7 @@ class ReportLog(UpdatesInFlight):
         """The event with what the run finds out about it; nothing for a window without weight."""
         if event.kind not in INVESTIGATED or not any(pending.denominators.values()):
             return event
-        found = self.investigate(event, pending.window, pending.denominators)
+        found = self._investigate(event, pending.window, pending.denominators)
         return replace(event, data={**event.data, **found})
 
     def _explain(self, error: NonFiniteError, pending: PendingReport, report: StepReport) -> None:

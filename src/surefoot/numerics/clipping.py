@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from surefoot.core.errors import RequestError
+from surefoot.core.identity import identity
 
 NORM_OFFSET: Final = 1e-6
 """Added to the norm before the division, as `torch.nn.utils.clip_grad_norm_` does."""
@@ -24,11 +25,6 @@ PIECE: Final = 1 << 14
 """Elements of a tensor whose squares are added to one running float32 on the CPU."""
 
 _LOW_PRECISION: Final = frozenset({torch.float16, torch.bfloat16})
-
-
-def identity(norm: Tensor) -> Tensor:
-    """The reduction of a run on one rank."""
-    return norm
 
 
 def gradients_of(parameters: Iterable[Tensor]) -> list[Tensor]:

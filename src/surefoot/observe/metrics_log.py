@@ -283,7 +283,8 @@ class MetricsLog:
         Raises:
             CheckpointError: the log is shorter than `offset`, or no row ends there.
         """
-        size = self.refuse_misfit(offset)
+        self.flush()
+        size = _size_beyond(self._descriptor, self.path, offset)
         aside = None
         if size > offset:
             aside = free_name_beside(self.path, "before-resume")
@@ -296,24 +297,6 @@ class MetricsLog:
         self._samples_before, self._tokens_before = self._counts_at_end()
         self._recent_losses = deque(_losses_at_end(self.path), GAP_UPDATES)
         return aside
-
-    def refuse_misfit(self, offset: int) -> int:
-        """Checks that the log can continue after `offset`; changes nothing. Returns its size.
-
-        Raises:
-            CheckpointError: the log is shorter than `offset`, or no row ends there.
-        """
-        self.flush()
-        size = os.fstat(self._descriptor).st_size
-        inside = 0 < offset <= size and os.pread(self._descriptor, 1, offset - 1) == b"\n"
-        if offset != 0 and not inside:
-            raise CheckpointError(
-                f"The metrics log does not hold a row that ends at byte {offset}.",
-                where=str(self.path),
-                rule="a checkpoint's log offset is the end of a row of its own run's log",
-                remedy=f"the log has {size} bytes; restore it from a copy",
-            )
-        return size
 
     def begin_anew(self) -> Path | None:
         """Continues with an empty log during a run; all rows are moved aside, as in `resume_at`."""
@@ -350,6 +333,29 @@ def strict(value: object) -> object:
 
 
 # -- reading -----------------------------------------------------------------------------------
+
+
+def refuse_misfit(path: Path, offset: int) -> None:
+    """Checks that a log can continue after `offset`; a missing one is empty. Only reads.
+
+    Raises:
+        CheckpointError: the log is shorter than `offset`, or no row ends there.
+    """
+    with open(path if path.exists() else os.devnull, "rb") as file:
+        _size_beyond(file.fileno(), path, offset)
+
+
+def _size_beyond(descriptor: int, path: Path, offset: int) -> int:
+    size = os.fstat(descriptor).st_size
+    is_inside = 0 < offset <= size and os.pread(descriptor, 1, offset - 1) == b"\n"
+    if offset != 0 and not is_inside:
+        raise CheckpointError(
+            f"The metrics log does not hold a row that ends at byte {offset}.",
+            where=str(path),
+            rule="a checkpoint's log offset is the end of a row of its own run's log",
+            remedy=f"the log has {size} bytes; restore it from a copy",
+        )
+    return size
 
 
 def read_rows(path: str | Path, end: float = math.inf) -> Iterator[dict[str, object]]:

@@ -290,13 +290,22 @@ def find_begun_run(path: str | Path) -> Path:
     return path
 
 
+def config_of(run: str | Path) -> Path:
+    """The configuration file of a run.
+
+    Raises:
+        RunFolderError: as `find_begun_run`.
+    """
+    return find_begun_run(run) / CONFIG_NAME
+
+
 def read_config(run: str | Path) -> str:
     """The text of the configuration of a run that has begun.
 
     Raises:
         RunFolderError: as `find_begun_run`, or the file is not text.
     """
-    path = find_begun_run(run) / CONFIG_NAME
+    path = config_of(run)
     try:
         text = path.read_text(encoding="utf-8")
         if not text.strip():

@@ -72,8 +72,8 @@ class Place:
         return ONE_RANK if self.mesh is None else self.mesh.sizes
 
     @property
-    def speaks(self) -> bool:
-        """Whether this rank owns the run folder, and speaks for all."""
+    def owns_folder(self) -> bool:
+        """Whether this rank owns the run folder, and writes for all."""
         return self.ranks.rank == 0
 
     @property
@@ -148,7 +148,7 @@ class LaidOut:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class LayoutRequest:
     """The parts of a recipe that decide the layout."""
 
     section: ParallelSection
@@ -160,17 +160,19 @@ class Wishes:
     """Micro-batches per update on one rank."""
 
 
-def lay_out(model: nn.Module, device: torch.device, wishes: Wishes, place: Place) -> LaidOut:
+def lay_out(
+    model: nn.Module, device: torch.device, request: LayoutRequest, place: Place
+) -> LaidOut:
     """Moves a model to its device and applies the layout.
 
     Raises:
         RequestError: the model does not support the layout.
     """
-    section, mesh = wishes.section, place.mesh
+    section, mesh = request.section, place.mesh
     check_experts(model, place.sizes)
-    stage_plan = None if mesh is None else keep_own_stages(model, wishes, mesh)
+    stage_plan = None if mesh is None else keep_own_stages(model, request, mesh)
     model.to(device)
-    if set(place.sizes.used()) - {"replicate"} and wishes.compile == "whole":
+    if set(place.sizes.used()) - {"replicate"} and request.compile == "whole":
         raise RequestError(
             "train.compile is whole, and the parameters are distributed over ranks",
             where="train.compile",
@@ -188,30 +190,30 @@ def lay_out(model: nn.Module, device: torch.device, wishes: Wishes, place: Place
         exchange_heads(model, mesh, section)
     if mesh is not None and mesh.sizes.expert > 1:
         spread_experts(model, mesh)
-    if wishes.memory.recompute == "budget":
-        budget_blocks(model, wishes.memory.recompute_budget_mib << 20)
+    if request.memory.recompute == "budget":
+        budget_blocks(model, request.memory.recompute_budget_mib << 20)
     else:
-        recompute_blocks(model, wishes.memory.recompute, wishes.memory.recompute_every)
-    if wishes.memory.offload_activations == "cpu":
+        recompute_blocks(model, request.memory.recompute, request.memory.recompute_every)
+    if request.memory.offload_activations == "cpu":
         _refuse_parts_on_host(place.sizes)
         offload_blocks(model, device)
-    compile_model(model, wishes.compile)
+    compile_model(model, request.compile)
     if mesh is None:
         return LaidOut(model, NoSync())
     if stage_plan is not None:
-        return lay_out_stages(model, device, wishes, mesh, stage_plan)
+        return lay_out_stages(model, device, request, mesh, stage_plan)
     sizes = mesh.weight_sizes
     if sizes.tensor > 1 and sizes.data_parallel == 1:
         return LaidOut(model, TensorParallel(model), is_sharded=True)
     if sizes.shard > 1 or sizes.tensor > 1 or sizes.expert > 1:
         # Replicas of tensor-parallel layers are shards over one rank each.
-        shards = Shards.of(model, section, mesh, wishes.compute_dtype)
+        shards = Shards.of(model, section, mesh, request.compute_dtype)
         return LaidOut(model, shards, is_sharded=True, reshard_all=shards.reshard)
     if device.type == "meta":
         # A rehearsal: replicas hold the whole model, and there is nothing yet to sum.
         return LaidOut(model, NoSync())
     find_unused = section.unused_parameters == "find"
-    by_blocks = wishes.compile == "blocks"
+    by_blocks = request.compile == "blocks"
     replicas = Replicas.of(model, mesh, device, find_unused=find_unused, by_blocks=by_blocks)
     return LaidOut(replicas.wrapped, replicas)
 
@@ -227,14 +229,18 @@ def _refuse_parts_on_host(sizes: MeshSizes) -> None:
 
 
 def lay_out_stages(
-    model: nn.Module, device: torch.device, wishes: Wishes, mesh: Mesh, stage_plan: StagePlan
+    model: nn.Module,
+    device: torch.device,
+    request: LayoutRequest,
+    mesh: Mesh,
+    stage_plan: StagePlan,
 ) -> LaidOut:
     """Lays out the stages of this rank: each is sharded or replicated separately.
 
     With a split backward no hook knows when a gradient is complete: torch's schedule then reduces
     the shards at the end, of a stage that is itself an FSDP module.
     """
-    section, sizes = wishes.section, mesh.sizes
+    section, sizes = request.section, mesh.sizes
     stages = make_stages(model, stage_plan)
     syncs: Sequence[GradientSync]
     shards: list[Shards] = []
@@ -243,9 +249,9 @@ def lay_out_stages(
     if sizes.shard > 1 or (sizes.tensor > 1 and sizes.replicate > 1):
         by_torch = stage_plan.order.kind == "zero-bubble"
         roots = stages if by_torch else [stage.model for stage in stages]
-        shards = [Shards.of(root, section, mesh, wishes.compute_dtype) for root in roots]
+        shards = [Shards.of(root, section, mesh, request.compute_dtype) for root in roots]
         syncs = [NoSync() for _ in stages] if by_torch else shards
-        dtype = precision_policy(section, wishes.compute_dtype).param_dtype or dtype
+        dtype = precision_policy(section, request.compute_dtype).param_dtype or dtype
     elif sizes.tensor > 1:
         syncs = [TensorParallel(stage.model) for stage in stages]
     elif sizes.replicate > 1:

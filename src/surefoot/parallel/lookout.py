@@ -190,7 +190,7 @@ class Lookout:
         self._deadline = deadline_seconds
         self._tell, self._end = tell, end or _end_process
         self._keeper = keeper
-        self._attachment: LookoutHooks | None = None
+        self._hooks: LookoutHooks | None = None
         self._attachments = 0
         self.any_asked = False
         """Whether any rank of the training has been asked to stop, as of the last check."""
@@ -245,10 +245,10 @@ class Lookout:
     def write_stacks(self, failure: Failure) -> None:
         """Writes the stacks of this rank once, unless a rank reported its own error."""
         with self._writing:
-            attachment = self._attachment
-            if attachment is None or failure.how is How.FAILED or self._has_written:
+            hooks = self._hooks
+            if hooks is None or failure.how is How.FAILED or self._has_written:
                 return
-            attachment.dump()
+            hooks.dump()
             self._has_written = True
 
     def stop(self) -> None:
@@ -269,19 +269,19 @@ class Lookout:
         self._timed.clear()
 
     @contextmanager
-    def attached(self, attachment: LookoutHooks) -> Iterator[None]:
+    def attached(self, hooks: LookoutHooks) -> Iterator[None]:
         """Registers a training, which a failure ends together with its process."""
         self._away.clear()
         self._attachments += 1
         self.any_asked = False
-        self._attachment = attachment
+        self._hooks = hooks
         # Immediately: a rank may hang from its first step on.
         with suppress(dist.DistError, RuntimeError):
             self._show()
         try:
             yield
         finally:
-            self._attachment = None
+            self._hooks = None
             self._away.set()
 
     # -- the thread ----------------------------------------------------------------------------
@@ -307,7 +307,7 @@ class Lookout:
     def _look(self, seconds: float) -> None:
         calls = self._calls()
         self._stalled = self._stalled + seconds if calls == self._sign.calls else 0.0
-        doing = self._attachment.doing() if self._attachment is not None else ""
+        doing = self._hooks.doing() if self._hooks is not None else ""
         self._show(calls=calls, doing=doing)
         self._pass_on_what_is_asked()
         self.failure = first_failure(self._store)
@@ -316,10 +316,10 @@ class Lookout:
                 self.failure = self.accuse(self._store, found)
 
     def _pass_on_what_is_asked(self) -> None:
-        attachment, key = self._attachment, f"asked/{self._attachments}"
-        if attachment is None or self.any_asked:
+        hooks, key = self._hooks, f"asked/{self._attachments}"
+        if hooks is None or self.any_asked:
             return
-        if attachment.asked():
+        if hooks.asked():
             self._store.set(key, "")
         self.any_asked = self._store.check([key])
 
@@ -337,7 +337,7 @@ class Lookout:
         rank, silent = self._silence.longest(signs, seconds)
         if silent > self._deadline:
             yield silent_failure(rank, signs[rank], silent, self.rank, rank in near)
-        if self._stalled > self._deadline and self._attachment is not None:
+        if self._stalled > self._deadline and self._hooks is not None:
             yield from self._look_who_is_late()
 
     def _near_ranks(self) -> dict[int, Sign]:
@@ -375,7 +375,7 @@ class Lookout:
 
     def _show(self, **news: Any) -> None:
         with self._showing:
-            listens, count = self._attachment is not None, self._sign.count + 1
+            listens, count = self._hooks is not None, self._sign.count + 1
             news = {"listens": listens, "stacks": self._has_written, "count": count, **news}
             self._sign = replace(self._sign, **news)
             self._store.set(sign_key(self.rank), json.dumps(asdict(self._sign)))
@@ -397,15 +397,15 @@ class Lookout:
         failure = Failure(self._keeper, How.HANGS, self.rank, what, f"seen by rank {self.rank}")
         self._tell(failure)
         self.write_stacks(failure)
-        self._record_and_end(failure, self._attachment)
+        self._record_and_end(failure, self._hooks)
 
-    def _record_and_end(self, failure: Failure, attachment: LookoutHooks | None) -> None:
-        if attachment is not None:
-            attachment.record(failure.error(f"seen by rank {self.rank}"))
+    def _record_and_end(self, failure: Failure, hooks: LookoutHooks | None) -> None:
+        if hooks is not None:
+            hooks.record(failure.error(f"seen by rank {self.rank}"))
         self._end()
 
     def _leave(self, failure: Failure) -> None:
-        attachment = self._attachment
+        hooks = self._hooks
         self.write_stacks(failure)
         self._show()
         # A main thread that can exit by itself does: it sees the same failure.
@@ -417,7 +417,7 @@ class Lookout:
             self.write_stacks_of_all(self._store, failure)
             ask_for_stacks(self._store, failure.rank)
         if not left:
-            self._record_and_end(failure, attachment)
+            self._record_and_end(failure, hooks)
 
 
 def ask_for_stacks(store: dist.Store, rank: int) -> None:
@@ -468,10 +468,10 @@ def asked_elsewhere() -> bool:
 
 
 @contextmanager
-def attached(attachment: LookoutHooks) -> Iterator[None]:
+def attached(hooks: LookoutHooks) -> Iterator[None]:
     """Registers a training in this process; does nothing for a single rank."""
     if _current is None:
         yield
         return
-    with _current.attached(attachment):
+    with _current.attached(hooks):
         yield

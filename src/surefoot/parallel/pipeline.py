@@ -413,49 +413,49 @@ class StageReplicas:
             torch._foreach_copy_(same, [p.view_as(g) for p, g in zip(parts, same, strict=True)])
 
 
-def keep_own_stages(model: nn.Module, wishes: Any, mesh: Mesh) -> StagePlan | None:
+def keep_own_stages(model: nn.Module, request: Any, mesh: Mesh) -> StagePlan | None:
     """Removes the layers of other stages, if the mesh has any; see `remove_other_stages`.
 
     Args:
-        wishes: see `layout.Wishes`.
+        request: see `layout.LayoutRequest`.
 
     Raises:
         RequestError: the model, or the rest of the layout, does not support stages.
     """
     if mesh.sizes.pipeline == 1:
         return None
-    refuse_split_backward(wishes, mesh)
-    if wishes.section.unused_parameters == "find":
+    refuse_split_backward(request, mesh)
+    if request.section.unused_parameters == "find":
         raise RequestError(
             "parallel.unused_parameters is find, and parallel.pipeline is above 1",
             where="parallel.unused_parameters",
             rule="replicas of a stage sum the gradients of all its parameters",
             remedy="leave it out, and freeze what is not used (model.frozen)",
         )
-    order = PipelineOrder.of(wishes.section, mesh.sizes.pipeline)
-    order.check_window(wishes.window)
+    order = PipelineOrder.of(request.section, mesh.sizes.pipeline)
+    order.check_window(request.window)
     return remove_other_stages(model, order, mesh.sizes.coordinates(mesh.rank)["pipeline"])
 
 
-def refuse_split_backward(wishes: Any, mesh: Mesh) -> None:
+def refuse_split_backward(request: Any, mesh: Mesh) -> None:
     """Refuses what cannot be combined with zero-bubble, which splits each backward in two.
 
     Raises:
         RequestError: with another schedule, or another option.
     """
-    section, sizes = wishes.section, mesh.sizes
+    section, sizes = request.section, mesh.sizes
     if section.pipeline_schedule != "zero-bubble":
         return
-    if wishes.compile == "blocks":
+    if request.compile == "blocks":
         raise RequestError(
             "train.compile is blocks, and the schedule is zero-bubble",
             where="train.compile",
             rule="a compiled backward cannot be split into input gradients and weight gradients",
             remedy="use train.compile=off, or parallel.pipeline_schedule=1f1b",
         )
-    if wishes.memory.recompute != "none":
+    if request.memory.recompute != "none":
         raise RequestError(
-            f"memory.recompute is {wishes.memory.recompute}, and the schedule is zero-bubble",
+            f"memory.recompute is {request.memory.recompute}, and the schedule is zero-bubble",
             where="memory.recompute",
             rule="weight gradients are computed one by one; each would recompute its block again",
             remedy="use parallel.pipeline_schedule=1f1b, or memory.recompute=none",

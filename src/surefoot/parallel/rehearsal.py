@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from surefoot.config.sections.optimizers import OptimizerSection, SGDSection
 from surefoot.core.errors import RequestError
-from surefoot.parallel.layout import Place, Wishes, lay_out
+from surefoot.parallel.layout import LayoutRequest, Place, lay_out
 from surefoot.parallel.mesh import AXES, Mesh, MeshSizes
 from surefoot.parallel.parts import local_part
 
@@ -92,7 +92,7 @@ def fake_ranks(num_ranks: int, rank: int) -> Iterator[FakeRank]:
 
 def rehearse(
     make_model: Callable[[], nn.Module],
-    wishes: Wishes,
+    request: LayoutRequest,
     sizes: MeshSizes,
     optimizer: OptimizerSection,
     rank: int,
@@ -111,7 +111,7 @@ def rehearse(
         model = make_model()
     with fake_ranks(sizes.num_ranks, rank) as fake:
         mesh = Mesh(sizes, "cpu", host_backend=FAKE)
-        lay_out(model, META, wishes, Place(fake, mesh))
+        lay_out(model, META, request, Place(fake, mesh))
         parameters = dict(model.named_parameters())
         trained = [p for p in parameters.values() if p.requires_grad]
         cut_bytes = sum(_bytes(local_part(parameter)) for parameter in trained)
@@ -123,7 +123,7 @@ def rehearse(
             parameter_bytes=sum(_bytes(local_part(p)) for p in parameters.values()),
             gradient_bytes=cut_bytes,
             optimizer_bytes=cut_bytes * moments_of(optimizer),
-            gathered_bytes=_gathered_bytes(model, wishes),
+            gathered_bytes=_gathered_bytes(model, request),
         )
 
 
@@ -141,7 +141,7 @@ def sampled_ranks(sizes: MeshSizes) -> list[int]:
     return sorted({rank for start in starts for rank in (start, start + per_stage - 1)})
 
 
-def _gathered_bytes(model: nn.Module, wishes: Wishes) -> int:
+def _gathered_bytes(model: nn.Module, request: LayoutRequest) -> int:
     """Largest gathered size less the local shards, in bytes."""
     units = [module for module in model.modules() if hasattr(module, "reshard")]
     if not units:
@@ -150,7 +150,7 @@ def _gathered_bytes(model: nn.Module, wishes: Wishes) -> int:
     of_root, *of_blocks = (
         sum(_whole_bytes(p) - _bytes(local_part(p)) for p in held) for held in own
     )
-    match wishes.section.shards:
+    match request.section.shards:
         case "parameters":
             # One block computes while the next is gathered; the root's parameters stay gathered.
             return of_root + sum(sorted(of_blocks)[-2:])

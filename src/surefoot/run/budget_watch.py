@@ -7,17 +7,15 @@ is what was paid for.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 from surefoot.config.sections.contract import ContractOnSection, ContractSection
 from surefoot.core.budget import Budget
+from surefoot.core.reports import Event
 from surefoot.core.units import Seconds
-from surefoot.observe.events import EventKind, read_events
-from surefoot.observe.metrics_log import last_step_row
-from surefoot.observe.metrics_schema import number
+from surefoot.observe.events import EventKind
 from surefoot.observe.readers.stretches import DEVICES_KEY, LAST_SEEN_KEY, stretches_of
 
 Item = TypeVar("Item")
@@ -54,9 +52,10 @@ class Spending:
     Args:
         budget: its limits.
         devices: how many this attempt holds; a CPU rank is one.
-        events: its event log, which may not be there yet.
-        metrics: its metrics log.
+        past_events: what has happened to it before.
+        last_seen: Unix time of its last update before; 0 where there was none.
         tell: records the event.
+        stop: is asked to stop where a limit is reached.
         clock: seconds.
     """
 
@@ -64,24 +63,25 @@ class Spending:
         self,
         budget: Budget,
         devices: int,
-        events: Path,
-        metrics: Path,
+        past_events: Iterable[Event],
+        last_seen: float,
         tell: Tell,
+        stop: Asked,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.budget = budget
         self.devices = devices
-        self.asked: Asked | None = None
+        self._stop = stop
         self._tell = tell
         self._clock = clock
         self._began = clock()
-        self._last_seen = _last_seen(metrics)
-        before = stretches_of(read_events(events) if events.is_file() else (), self._last_seen)
+        self._last_seen = last_seen
+        before = stretches_of(past_events, last_seen)
         self._wall_before = sum(stretch.seconds for stretch in before)
         self._device_before = sum(stretch.device_seconds for stretch in before)
         self._ends_at = self._end()
 
-    def told(self) -> dict[str, object]:
+    def event_data(self) -> dict[str, object]:
         """What the event that begins this attempt says of it; its time counts from here."""
         self._began = self._clock()
         self._ends_at = self._end()
@@ -90,16 +90,16 @@ class Spending:
 
     def check(self) -> None:
         """Asks for a stop where a limit is reached, once; costs one look at the clock."""
-        if self.asked is None or self._clock() < self._ends_at:
+        if self._clock() < self._ends_at:
             return
         self._ends_at = inf
         wall = self._clock() - self._began
         used = list(self.budget.spent(self._wall_before + wall, self._used(wall)))
         gone = max(used, key=lambda spent: spent.used / spent.limit)
         reason = f"the budget is spent: {gone}"
-        told = {spent.name: spent.used for spent in used}
-        self._tell(EventKind.BUDGET, reason, {"limit": gone.name, **told})
-        self.asked.ask(reason)
+        spent_by_name = {spent.name: spent.used for spent in used}
+        self._tell(EventKind.BUDGET, reason, {"limit": gone.name, **spent_by_name})
+        self._stop.ask(reason)
 
     def watching(self, items: Iterator[Item]) -> Iterator[Item]:
         """The same items; the budget is looked at after each was worked on."""
@@ -118,13 +118,3 @@ class Spending:
             hours = min(hours, budget.cost / budget.price_per_device_hour)
         left.append((hours * 3600 - self._device_before) / self.devices)
         return self._began + min(left)
-
-
-def _last_seen(metrics: Path) -> float:
-    """The time of the last update in a log; 0 where there is none, or a row that cannot be read."""
-    try:
-        row = last_step_row(metrics)
-        return 0.0 if row is None else number(row["time"])
-    except (OSError, ValueError, KeyError):
-        # What is wrong with the log is said where the run looks for its place in it.
-        return 0.0

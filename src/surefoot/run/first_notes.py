@@ -16,7 +16,7 @@ from surefoot.tasks.task import FunctionTask
 
 def notes_of(assembly: Assembly) -> Iterator[str]:
     """What is unusual about the optimizer, the loss and the data."""
-    yield from optimizer_notes(assembly.settings.optimizer, assembly.trainable.ledger)
+    yield from optimizer_notes(assembly.settings.optimizer, assembly.trainable.optimizing.ledger)
     material = assembly.material
     if assembly.coupling:
         yield assembly.coupling + split_of(assembly)

@@ -31,9 +31,9 @@ MOMENTS = {"adam": 2, "adamw": 2, "sgd": 1}
 def memory_table(assembly: Assembly) -> dict[str, int]:
     """Bytes on this rank of the weights, their gradients, the optimizer's state and the average."""
     trainable = assembly.trainable
-    trained = trainable.optimizer.parameters
+    trained = trainable.optimizing.optimizer.parameters
     gradients = sum(_bytes(parameter) for parameter in trained)
-    state = sum(map(_bytes, _tensors_in(trainable.optimizer.state_by_name())))
+    state = sum(map(_bytes, _tensors_in(trainable.optimizing.optimizer.state_by_name())))
     if not state:
         state = gradients * MOMENTS.get(assembly.settings.optimizer.kind, 0)
     model = assembly.material.model
@@ -42,7 +42,7 @@ def memory_table(assembly: Assembly) -> dict[str, int]:
         "gradients": gradients,
         "optimizer_state": state,
     }
-    if average := sum(map(_bytes, _tensors_in(trainable.average.state_dict()))):
+    if average := sum(map(_bytes, _tensors_in(trainable.optimizing.average.state_dict()))):
         found["moving_average"] = average
     return found
 
@@ -153,7 +153,7 @@ def _named_tensors(assembly: Assembly) -> Iterator[dict[str, Any]]:
     """Every tensor that is alive, by name where it has one; each storage once."""
     seen: set[int] = set()
     model = assembly.material.model
-    state = assembly.trainable.optimizer.state_by_name()
+    state = assembly.trainable.optimizing.optimizer.state_by_name()
     named: list[tuple[str, Tensor]] = [(f"weights {n}", p) for n, p in model.named_parameters()]
     named += [(f"gradient {n}", p.grad) for n, p in model.named_parameters() if p.grad is not None]
     named += [(f"optimizer {n}", t) for n, t in _tensors_with_paths(state)]

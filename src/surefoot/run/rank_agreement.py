@@ -1,7 +1,4 @@
-"""What makes several processes one run: the same run everywhere, and one folder that rank 0 owns.
-
-The other ranks write no log and no record; they only put their parts into checkpoints.
-"""
+"""What makes several processes one run: the same run everywhere, and stops that all agree on."""
 
 from __future__ import annotations
 
@@ -17,20 +14,12 @@ import xxhash
 from surefoot.assembly.material import Prepared
 from surefoot.assembly.run_parts import Assembly
 from surefoot.config.load import Resolved
-from surefoot.core.errors import RankError, SurefootError
+from surefoot.core.errors import RankError
 from surefoot.engine.interrupt import Agreement
-from surefoot.observe.events import EventKind
-from surefoot.observe.run_folder import (
-    ARTIFACTS_NAME,
-    CHECKPOINTS_NAME,
-    EVENTS_NAME,
-    METRICS_NAME,
-    RunFolder,
-)
-from surefoot.observe.time_ledger import Phase
+from surefoot.observe.time_ledger import Phase, TimeLedger
 from surefoot.parallel.health import RankHealth, RankTimes
 from surefoot.parallel.lookout import asked_elsewhere
-from surefoot.parallel.ranks import Ranks, any_of, from_first
+from surefoot.parallel.ranks import Ranks, any_of
 
 MOST_NAMED = 5
 OTHERS_AWAITED = (Phase.LAUNCH, Phase.DEVICE_WAIT, Phase.CHECKPOINT)
@@ -40,79 +29,9 @@ SEED_FIRST = "make the model from one seed on every rank: torch.manual_seed(0) b
 PACKAGE = Path(__file__).parents[1]
 
 
-class NoLease:
-    """What another rank has of the lease of rank 0: nothing to lose, nothing to give back."""
-
-    attempt = 0
-
-    def still_owner(self) -> bool:
-        return True
-
-
-class SharedFolder:
-    """The run folder as the ranks see that do not own it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.lease = NoLease()
-        self.checkpoints_path = path / CHECKPOINTS_NAME
-        self.artifacts_path = path / ARTIFACTS_NAME
-        self.metrics_path = path / METRICS_NAME
-        self.events_path = path / EVENTS_NAME
-
-    def close(self) -> None:
-        """It is not this rank's to give back."""
-
-
-class SilentLog:
-    """The metrics log of a rank that keeps none."""
-
-    def on_step(self, report: object) -> None: ...
-
-    def on_eval(self, report: object) -> None: ...
-
-    def on_event(self, event: object) -> None: ...
-
-    def close(self) -> None: ...
-
-    def sync(self) -> int:
-        return 0
-
-    def resume_at(self, offset: int) -> Path | None:
-        return None
-
-    def begin_anew(self) -> Path | None:
-        return None
-
-
-def take_folder(ranks: Ranks, make: Callable[[], RunFolder]) -> RunFolder | SharedFolder:
-    """Rank 0 makes or opens the folder of the run; the others are told where it is.
-
-    Raises:
-        SurefootError: rank 0 could not.
-    """
-    if ranks.size == 1:
-        return make()
-    folder: RunFolder | None = None
-    told: dict[str, str] = {}
-    failure: SurefootError | None = None
-    if ranks.rank == 0:
-        try:
-            folder = make()
-            told = {"path": str(folder.path.absolute())}
-        except SurefootError as error:
-            failure = error
-    answer = from_first(ranks, "run folder", told)
-    if failure is not None:
-        raise failure
-    if "path" not in answer:
-        raise RankError("rank 0 could not take the run folder", where=f"rank {ranks.rank}")
-    return folder or SharedFolder(Path(answer["path"]))
-
-
 def agreement(assembly: Assembly) -> Agreement:
     """How the ranks of a run agree to stop."""
-    host_sums, ranks = assembly.trainable.host_sums, assembly.place.ranks
+    host_sums, ranks = assembly.trainable.passing.ranks.host_sums, assembly.place.ranks
     if host_sums is None:
         return Agreement()
     return Agreement(
@@ -197,22 +116,16 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def make_health(
-    assembly: Assembly, tell: Callable[[str, str, Mapping[str, object]], None]
-) -> RankHealth:
-    """What compares the ranks of a run now and then; `tell` is told of a slow one."""
-    trainable = assembly.trainable
+def make_health(assembly: Assembly, ledger: TimeLedger, note: Callable[[str], None]) -> RankHealth:
+    """What compares the ranks of a run now and then; `note` hears of a slow one."""
 
-    def pace() -> RankTimes:
-        seconds = trainable.log.ledger.read().as_json()
+    def times() -> RankTimes:
+        seconds = ledger.read().as_json()
         wall = seconds.pop("wall")
         for phase in OTHERS_AWAITED:
             del seconds[phase.label]
-        return RankTimes(wall, {**seconds, "forward": trainable.forward_seconds()})
+        forward = assembly.trainable.passing.ranks.forward_seconds()
+        return RankTimes(wall, {**seconds, "forward": forward})
 
-    return RankHealth(
-        assembly.place.ranks,
-        list(assembly.material.model.named_parameters()),
-        pace,
-        lambda text: tell(EventKind.NOTE, text, {}),
-    )
+    named = list(assembly.material.model.named_parameters())
+    return RankHealth(assembly.place.ranks, named, times, note)

@@ -11,17 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from surefoot.core.errors import CheckpointError, DataError
+from surefoot.core.errors import CheckpointError
 from surefoot.observe.files.atomic import free_name_beside
-from surefoot.observe.latest import LatestMetrics
-from surefoot.observe.metrics_log import MetricsLog
 from surefoot.observe.run_folder import METRICS_NAME
 from surefoot.parallel.ranks import Ranks
-from surefoot.run.rank_agreement import SilentLog
+from surefoot.run.folder_roles import Folder
 from surefoot.state.checkpoint import list_checkpoints, newest_whole, step_of
 from surefoot.state.commit import LATEST_NAME, point_at
 from surefoot.state.durable import rename
-from surefoot.state.manifest import MALFORMED, Manifest
+from surefoot.state.manifest import Manifest
 from surefoot.state.run_state import naming_state
 from surefoot.state.tree import Snapshot
 
@@ -46,7 +44,8 @@ class StartingPoint:
 
     path: Path
     manifest: Manifest
-    snapshot: Snapshot
+    snapshots: list[Snapshot]
+    """One, until it is taken."""
     refused: tuple[CheckpointError, ...] = ()
     """What was wrong with newer ones."""
     newer: tuple[Path, ...] = ()
@@ -56,16 +55,18 @@ class StartingPoint:
     latest: dict[str, float] = field(default_factory=dict)
     """The latest value of each metric at this point of the log."""
 
+    def take_snapshot(self) -> Snapshot:
+        """The state, once: it is as large as the model, and must not be held while it trains."""
+        return self.snapshots.pop()
 
-def find_starting_point(
-    checkpoints: Path, ranks: Ranks, log: MetricsLog | SilentLog, wanted: Wanted
-) -> StartingPoint:
+
+def find_starting_point(folder: Folder, ranks: Ranks, wanted: Wanted) -> StartingPoint:
     """The checkpoint to go on from; every rank finds the same one. Only reads.
 
     Raises:
         CheckpointError: there is none that is whole and fits the log; every refusal is listed.
     """
-    last_step = wanted.last_step
+    checkpoints, last_step = folder.checkpoints_path, wanted.last_step
     if wanted.checkpoint is not None:
         last_step = step_of(_listed(checkpoints, wanted.checkpoint))
     refused: list[CheckpointError] = []
@@ -76,25 +77,25 @@ def find_starting_point(
                 checkpoints, ranks, last_step=last_step
             )
         except CheckpointError as error:
-            raise (_none_fits(log, refused) if misfits else error) from None
+            raise (_none_fits(folder, refused) if misfits else error) from None
         if wanted.checkpoint not in (None, path.name):
             raise damaged[0]
         refused += damaged
         with naming_state():
             offset = int(snapshot.values["log_offsets"]["metrics"])
-        latest, why = _latest_at(log, offset)
+        latest, why = folder.metrics_at(offset)
         why = ranks.gather(f"the log at {path.name}", why)[0]
         if not why or wanted.may_begin_log_anew:
             newer = misfits
             if wanted.checkpoint is not None:
                 newer = [p for p in list_checkpoints(checkpoints) if step_of(p) > manifest.step]
             return StartingPoint(
-                path, manifest, snapshot, tuple(refused), tuple(newer), why, latest
+                path, manifest, [snapshot], tuple(refused), tuple(newer), why, latest
             )
         misfits.append(path)
         refused.append(CheckpointError(f"{path.name} does not fit {METRICS_NAME}: {why}"))
         if wanted.checkpoint is not None:
-            raise _none_fits(log, refused)
+            raise _none_fits(folder, refused)
         last_step = manifest.step - 1
 
 
@@ -111,26 +112,11 @@ def _listed(checkpoints: Path, name: str) -> Path:
     )
 
 
-def _latest_at(log: MetricsLog | SilentLog, offset: int) -> tuple[dict[str, float], str]:
-    """Latest metrics of the rows before `offset`; why the log does not fit, or nothing."""
-    latest = LatestMetrics()
-    if isinstance(log, SilentLog):
-        return {}, ""
-    try:
-        log.refuse_misfit(offset)
-        latest.read(log.path, offset)
-    except (CheckpointError, DataError) as error:
-        return {}, f"{error.what} ({error.where})"
-    except MALFORMED as error:
-        return {}, f"A row is malformed: {type(error).__name__}: {error} ({log.path})"
-    return latest.values, ""
-
-
-def _none_fits(log: MetricsLog | SilentLog, refused: Sequence[CheckpointError]) -> CheckpointError:
+def _none_fits(folder: Folder, refused: Sequence[CheckpointError]) -> CheckpointError:
     return CheckpointError(
         f"no whole checkpoint fits the run's {METRICS_NAME}"
         + "".join(f"\n{error}" for error in refused),
-        where="" if isinstance(log, SilentLog) else str(log.path),
+        where=str(folder.path / METRICS_NAME),
         rule="a resume goes on behind the rows that its checkpoint had",
         remedy=f"put {METRICS_NAME} back from a copy; or begin it anew, the old rows are put "
         f"aside: surefoot train --resume RUN --accept-change {METRICS_NAME}, in Python "

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from surefoot.config.building import make_schedule
@@ -73,6 +74,7 @@ class ChangeClass(Enum):
 SAFE_FIELDS = (
     "name",
     "log.",
+    "observers",
     "loader.",
     "checkpoint.",
     "guard.",
@@ -91,6 +93,8 @@ ACCEPT_FIELDS = (
     "device",
     "deterministic",
     "data.",
+    "sampler.",
+    "metrics",
     "task.",
     "optimizer.",
     "schedule.",
@@ -137,13 +141,15 @@ class Resumption:
     """What may differ, by name; `data` stands for the content of the data sets."""
     checkpoint: str | None = None
     """Name of the one to go on from; None for the newest."""
+    run: Path = Path()
+    """The folder of the run."""
 
     @property
     def wanted(self) -> Wanted:
         """Which checkpoint to go on from, and what may become of the metrics log."""
         return Wanted(self.checkpoint, may_begin_log_anew=METRICS_NAME in self.accepted)
 
-    def told(self) -> dict[str, object]:
+    def event_data(self) -> dict[str, object]:
         """What the resume event says of it."""
         return {"changes": [str(change) for change in self.changes]}
 

@@ -1,286 +1,204 @@
-"""What a run writes down about itself before it trains: folder, record, promise, observers.
+"""The one way in which a run starts: choose where to begin, build once, open, restore, train.
 
-It reads the parts of a run and changes none of them.
+    where    a run to go on with is read and compared, its folder taken, its checkpoint chosen
+    build    data, model and every part of the run, once and final: here is refused what cannot run
+    open     the folder of a new run is made; logs, signals and watch begin
+    restore  the state goes back to the checkpoint
+    record   configuration, contract and record are written
+    train    to the end, or to a stop; the folder is given back, whatever happens
+
+A new run that is refused has made no folder; a resume that is refused leaves the folder as it was.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from surefoot.assembly.deciding import deciding_fields, deciding_metric
+from surefoot.assembly.checks import check_keepable, check_trainable
 from surefoot.assembly.material import Prepared
-from surefoot.assembly.run_parts import Assembly
-from surefoot.config.building import make_schedule
+from surefoot.assembly.process import Process, prepare_process
+from surefoot.assembly.run_parts import Assembly, as_in_settings, assemble
 from surefoot.config.load import Resolved
-from surefoot.config.sections import Settings
+from surefoot.core.counting import Pace
 from surefoot.core.reports import Observer
-from surefoot.core.schedules import Undecided
-from surefoot.data.sources.stream import StreamPlan
 from surefoot.engine.interrupt import StopOnSignal
-from surefoot.numerics.modes import mode_sensitive_modules
-from surefoot.observe.evaluations import EvaluationFiles
-from surefoot.observe.events import read_events
-from surefoot.observe.formatting import format_path
 from surefoot.observe.readers.run_data import read_contract
-from surefoot.observe.record import RunRecord, collect_record, write_record
-from surefoot.observe.run_folder import CONFIG_NAME, RunFolder, find_begun_run, naming_folder
-from surefoot.observe.sinks import TensorBoardSink
-from surefoot.observe.terminal.console import ConsoleView
-from surefoot.observe.terminal.view import RunFacts, Unit
+from surefoot.observe.record import write_record
+from surefoot.observe.run_folder import RunFolder, naming_folder
 from surefoot.observe.watch import flight_recorder_files, set_where_free
 from surefoot.parallel.lookout import attached
-from surefoot.parallel.sizes import ParameterSizes
-from surefoot.run.contract import promise
+from surefoot.run.contract import check_contract, promise
 from surefoot.run.data_sheet import write_data_sheet
-from surefoot.run.folder_run import FolderRun, RunResult
-from surefoot.run.memory_shortage import memory_table
-from surefoot.run.rank_agreement import SharedFolder, agreement
-from surefoot.run.resume_rules import BEGUN_FOR_KEY, Resumption, refuse_crash_loop, resume_tier
-from surefoot.state.manifest import Manifest
-from surefoot.tasks.task import split_dependence
-
-RECORDER = ("TORCH_FR_", "TORCH_NCCL_")
-CHECKPOINT_OVERHEAD_BYTES = 1 << 20
+from surefoot.run.folder_roles import Folder, take_folder
+from surefoot.run.folder_run import FolderRun, RunResult, WatchBatches, unwatched
+from surefoot.run.rank_agreement import agreement, refuse_different_runs
+from surefoot.run.run_facts import make_about, make_record, needed_bytes
+from surefoot.run.settings_observers import make_observers
+from surefoot.run.start import NEW, ResumeRequest, Start, read_resumption, reopen
 
 
-def config_of(run: str | Path) -> Path:
-    """The configuration file of a run.
+@dataclass(frozen=True)
+class Onlookers:
+    """Who looks on at a run from outside, and hears what. None of them changes a number."""
+
+    observers: tuple[Observer, ...] = ()
+    say: Callable[[str], None] = lambda text: None
+    """Says a line to a person."""
+    on_assembled: Callable[[Assembly], None] = lambda assembly: None
+    """Sees the parts once they are built, before anything is written."""
+    watch_batches: WatchBatches = unwatched
+    """Sees the run between two micro-batches."""
+    on_finished: Callable[[RunResult, Prepared], None] = lambda result, prepared: None
+    """Is handed what has run to its horizon and lies whole on this rank; on one rank only."""
+    on_end: Callable[[Path], None] = lambda folder: None
+    """Is told the folder of the run once that is given back, however the run ended; on one rank
+    only."""
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What is asked for: what to train, how, and where it is written down."""
+
+    name: str
+    resolved: Resolved[Any]
+    prepare: Callable[[bool], Prepared]
+    """Opens the data and makes the model, in a prepared process; told whether a checkpoint will
+    replace its weights."""
+    make_folder: Callable[[int], RunFolder]
+    """Makes the folder of a new run, which will need so many bytes at most."""
+    resume: ResumeRequest | None = None
+    """None for a new run."""
+    onlookers: Onlookers = field(default_factory=Onlookers)
+
+
+def start_run(asked: RunRequest) -> RunResult:
+    """Runs to the end, or to a stop. Every run starts here.
 
     Raises:
-        RunFolderError: there is no such run, or it was cut off before it wrote anything down.
+        SurefootError: the run cannot start, or failed; its folder says how.
     """
-    return find_begun_run(run) / CONFIG_NAME
+    look_on = asked.onlookers
+    resumption = None if asked.resume is None else read_resumption(asked.resume, asked.resolved)
+    process = prepare_process(asked.resolved.settings)
+    with ExitStack() as held:
+        if resumption is None:
+            start: Start = NEW
+            prepared, assembly = build(asked, process)
+            folder = make_folder(asked, assembly)
+        else:
+            resumed = reopen(resumption, process, asked.resolved.settings, look_on.say)
+            start, folder = resumed, resumed.folder
+            held.enter_context(closing(folder))
+            prepared, assembly = build(asked, process, resumed.begun_for, resuming=True)
+            resumed.check(prepared, assembly)
+        held.callback(_tell_end, folder, look_on.on_end)
+        result = train(asked, prepared, assembly, folder, start)
+        if result.status == "finished" and assembly.place.has_whole_model:
+            folder.on_owner(lambda own: look_on.on_finished(result, prepared))
+    return result
 
 
-def has_begun(folder: RunFolder | SharedFolder) -> bool:
-    """Whether this attempt has begun: one that was refused has left the folder as it was."""
-    if not folder.events_path.is_file():
-        return False
-    attempts = (event.data.get("attempt") for event in read_events(folder.events_path))
-    return folder.lease.attempt in attempts
+def build(
+    asked: RunRequest,
+    process: Process,
+    begun_for: Callable[[Pace], int | None] = as_in_settings,
+    *,
+    resuming: bool = False,
+) -> tuple[Prepared, Assembly]:
+    """Opens the data, makes the model and every part of the run; writes nothing.
+
+    Raises:
+        SurefootError: the run cannot be trained, or not be kept, or differs between the ranks.
+    """
+    settings = asked.resolved.settings
+    prepared = asked.prepare(resuming)
+    check_trainable(prepared.material, settings)
+    assembly = assemble(prepared.material, settings, process, begun_for)
+    refuse_different_runs(asked.resolved, prepared, assembly)
+    check_keepable(assembly)
+    asked.onlookers.on_assembled(assembly)
+    return prepared, assembly
 
 
-def train_in_folder(
-    folder: RunFolder | SharedFolder,
-    name: str,
-    resolved: Resolved[Any],
-    prepared: Prepared,
-    assembly: Assembly,
-    resumption: Resumption | None = None,
-    observers: tuple[Observer, ...] = (),
+def make_folder(asked: RunRequest, assembly: Assembly) -> Folder:
+    """The folder of a new run, once nothing is left that could refuse it."""
+    check_contract(assembly.settings, assembly.evaluate_one_batch)
+    needed = needed_bytes(assembly)
+    return take_folder(assembly.place.ranks, lambda: asked.make_folder(needed))
+
+
+def train(
+    asked: RunRequest, prepared: Prepared, assembly: Assembly, folder: Folder, start: Start
 ) -> RunResult:
-    """Writes down what the run is, trains it, and gives the folder back.
+    """Opens the logs, restores, records and trains; gives the folder back.
 
     Raises:
         SurefootError: the run cannot go on, or failed; the folder says how.
     """
-    with StopOnSignal(agreement(assembly)) as stop:
+    with StopOnSignal(agreement(assembly)) as stop, ExitStack() as held:
+        held.enter_context(closing(folder))
         with naming_folder(folder.path):
-            run = _open_run(folder, name, resolved, prepared, assembly, observers)
-        with closing(run), ExitStack() as watched:
-            with naming_folder(folder.path):
-                # In this order: while others may ask for stacks, somebody writes them down.
-                watched.enter_context(run.watch)
-                watched.enter_context(attached(run.lent(stop)))
-                # A resume that is refused leaves the folder as it was.
-                resumed = None if resumption is None else _restore(run, resumption)
-                if isinstance(folder, RunFolder):
-                    folder.write_config(resolved.as_yaml())
-                    folder.write_contract(
-                        promise(
-                            assembly.settings,
-                            assembly.material.task,
-                            read_contract(folder.contract_path),
-                        )
-                    )
-                    record = make_record(name, prepared, assembly, resumed)
-                    write_record(folder, record)
-                    prepared.save_artifacts(folder.artifacts_path)
-                    write_data_sheet(prepared, folder.artifacts_path)
-                if resumption is None:
-                    run.begin()
-            return run.train(stop, watched)
+            run = open_run(asked, prepared, assembly, folder, stop, start.from_ephemeral)
+            held.enter_context(closing(run))
+            watched = held.enter_context(ExitStack())
+            # In this order: while others may ask for stacks, somebody writes them down.
+            watched.enter_context(run.watch)
+            watched.enter_context(attached(run.lookout_hooks()))
+            # A resume that is refused leaves the folder as it was.
+            resumed = start.restore(run)
+            folder.on_owner(lambda own: write_down(own, asked, prepared, assembly, resumed))
+            start.announce(run)
+        return run.train(watched)
 
 
-def _restore(run: FolderRun, resumption: Resumption) -> dict[str, object]:
-    """Goes back to the checkpoint that is asked for; returns what the record says of it."""
-    settings = run.assembly.settings
-    told: dict[str, object] = resumption.told()
-
-    def check(manifest: Manifest) -> None:
-        if isinstance(run.folder, RunFolder):
-            # The one rank that writes the events decides: the others may see its next one already.
-            most = settings.guard.restarts_without_progress
-            refuse_crash_loop(read_events(run.folder.events_path), most, manifest.step)
-        course, pace = run.assembly.trainable.course, run.assembly.pace
-        if begun_for := resumption.begun_for(manifest, pace):
-            run.about[BEGUN_FOR_KEY] = begun_for
-            course.schedule = make_schedule(settings, pace, begun_for)
-        resumption.check(
-            manifest, fingerprints=run.about["data"], schedule=course.schedule, pace=pace
-        )
-        told["tier"] = resume_tier(manifest.about, run.about, settings.deterministic).value
-
-    step = run.restore(told, check, resumption.wanted)
-    return {**told, "step": step}
-
-
-def _open_run(
-    folder: RunFolder | SharedFolder,
-    name: str,
-    resolved: Resolved[Any],
+def open_run(
+    asked: RunRequest,
     prepared: Prepared,
     assembly: Assembly,
-    observers: tuple[Observer, ...],
+    folder: Folder,
+    stop: StopOnSignal,
+    from_ephemeral: bool,
 ) -> FolderRun:
-    settings, horizon = assembly.settings, assembly.horizon_updates
-    about = {
-        "config_hash": resolved.digest,
-        "data": prepared.fingerprints(),
-        "architecture": prepared.architecture,
-        "torch": torch.__version__,
-        "ranks": assembly.place.ranks.size,
-        "mesh": {axis: size for axis, size, _ in assembly.place.sizes.table()},
-        "samples_per_update": assembly.pace.samples_per_update,
-        BEGUN_FOR_KEY: horizon if isinstance(horizon, int) else None,
-        "device": assembly.trainable.device.type,
-    }
-    if assembly.trainable.device.type == "cuda" and assembly.place.ranks.size > 1:
+    """The run with its logs open and everybody there who looks on."""
+    ranks = assembly.place.ranks
+    if assembly.trainable.device.type == "cuda" and ranks.size > 1:
         set_where_free(flight_recorder_files(folder.artifacts_path))
-    try:
-        # From here on all ranks hear a signal; nothing is written before.
-        assembly.place.ranks.gather("the run begins", None)
-        shown = []
-        if isinstance(folder, RunFolder):
-            shown = make_observers(settings, name, assembly, folder)
-        return FolderRun(assembly, folder, about, [*shown, *observers])
-    except BaseException:
-        folder.close()
-        raise
-
-
-def needed_bytes(assembly: Assembly, *, resuming: bool = False) -> int:
-    """What the checkpoints of a run take at most, one more than are kept while one is written.
-
-    A resumed run has most of them already, and deletes one for each that it writes; one that saves
-    at its end alone has no others.
-    """
-    size = parameter_sizes(assembly)
-    one = size.num_bytes + 3 * 4 * size.num_trained + CHECKPOINT_OVERHEAD_BYTES
-    section = assembly.settings.checkpoint
-    saves_once = section.every == "end" and section.ephemeral_every == "never"
-    return one * (2 if resuming or saves_once else section.keep + section.keep_best + 2)
-
-
-def parameter_sizes(assembly: Assembly) -> ParameterSizes:
-    """Of the whole model, on whichever ranks its layers lie."""
-    here = ParameterSizes.of(assembly.material.model)
-    return here + assembly.trainable.state.layers.size_elsewhere
-
-
-def make_observers(
-    settings: Settings, name: str, assembly: Assembly, folder: RunFolder
-) -> list[Observer]:
-    """The console and the sinks that the settings ask for."""
-    total, unit = progress_of(settings, assembly)
-    facts = RunFacts(
-        name=name,
-        folder=format_path(folder.path),
-        total=total,
-        unit=unit,
-        counts="tokens" if assembly.material.task.unit == "tokens" else "samples",
-        device=str(assembly.trainable.device),
-        precision=assembly.trainable.precision.name,
+    # From here on all ranks hear a signal; nothing is written before.
+    ranks.gather("the run begins", None)
+    shown: list[Observer] = []
+    folder.on_owner(lambda own: shown.extend(make_observers(asked.name, assembly, own)))
+    return FolderRun(
+        assembly,
+        folder,
+        make_about(asked.resolved.digest, prepared, assembly),
+        stop,
+        [*shown, *asked.onlookers.observers],
+        asked.onlookers.watch_batches,
+        from_ephemeral,
     )
-    observers: list[Observer] = [EvaluationFiles(folder.artifacts_path)]
-    if settings.log.tensorboard:
-        observers.append(TensorBoardSink(folder.path / "tensorboard"))
-    if settings.log.console != "off":
-        view = ConsoleView(facts, settings.log.console)
-        view.start()
-        observers.append(view)
-    return observers
 
 
-def progress_of(settings: Settings, assembly: Assembly) -> tuple[float, Unit]:
-    """Where the run ends, in updates where that is known before."""
-    if isinstance(assembly.horizon_updates, int):
-        return float(assembly.horizon_updates), "steps"
-    horizon: Any = settings.train.horizon
-    return float(horizon.value), horizon.kind
-
-
-def exactness(assembly: Assembly) -> dict[str, object]:
-    """What keeps the numbers from being those of another split, and what a resume promises."""
-    model = assembly.material.model
-    modules = [
-        f"{m.name or '(model)'}: {m.kind}, {m.in_train}" for m in mode_sensitive_modules(model)
-    ]
-    for name, module in model.named_modules():
-        if why := getattr(module, "depends_on_split", ""):
-            modules.append(f"{name or '(model)'}: {type(module).__name__}, {why}")
-    terms = split_dependence(assembly.evaluator.task)
-    return {
-        "depends_on_the_split": [
-            *modules,
-            *(f"loss: term {term}, {why}" for term, why in terms.items()),
-            *([f"loss: {assembly.coupling}"] if assembly.coupling else ()),
-        ],
-        "data_order": (
-            "the stream's own state"
-            if isinstance(assembly.plan, StreamPlan)
-            else "a function of seed, epoch and position"
-        ),
-        "resume": "the same weights, samples and random numbers, each update once",
-    }
-
-
-def make_record(
-    name: str,
+def write_down(
+    folder: RunFolder,
+    asked: RunRequest,
     prepared: Prepared,
     assembly: Assembly,
-    resumed: Mapping[str, object] | None = None,
-) -> RunRecord:
-    """Everything that another engineer needs to understand or repeat the run.
+    resumed: Mapping[str, object] | None,
+) -> None:
+    """Writes down what the run is, before it trains."""
+    folder.write_config(asked.resolved.as_yaml())
+    before = read_contract(folder.contract_path)
+    folder.write_contract(promise(assembly.settings, assembly.material.task, before))
+    write_record(folder, make_record(asked.name, prepared, assembly, resumed))
+    prepared.save_artifacts(folder.artifacts_path)
+    write_data_sheet(prepared, folder.artifacts_path)
 
-    Args:
-        name: of the run.
-        prepared: what it was made from.
-        assembly: its parts.
-        resumed: where it goes on, with which tier and changes; None where it begins.
-    """
-    trainable = assembly.trainable
-    deciding = deciding_metric(assembly.settings, assembly.material.task)
-    return collect_record(
-        name=name,
-        seed=assembly.settings.seed,
-        data={"fingerprints": prepared.fingerprints(), **prepared.facts},
-        extra={
-            "device": str(trainable.device),
-            "flight_recorder": {n: v for n, v in os.environ.items() if n.startswith(RECORDER)},
-            "mesh": {axis: size for axis, size, _ in assembly.place.sizes.table()},
-            "precision": {"name": trainable.precision.name, "reason": trainable.precision.reason},
-            "optimizer_kernel": trainable.optimizer.kernel,
-            "skips": trainable.optimizer.skips.value,
-            "parameters": parameter_sizes(assembly).num_elements,
-            "trainable_parameters": parameter_sizes(assembly).num_trained,
-            "samples_per_update": assembly.pace.samples_per_update,
-            "tokens_per_sample": assembly.pace.tokens_per_sample,
-            "horizon_updates": (
-                "undecided"
-                if isinstance(assembly.horizon_updates, Undecided)
-                else assembly.horizon_updates
-            ),
-            "deciding_metric": deciding_fields(deciding),
-            "memory": memory_table(assembly),
-            "exactness": exactness(assembly),
-            "resumed": resumed,
-            "decay_disagreements": [row.name for row in trainable.ledger.disagreements],
-        },
-    )
+
+def _tell_end(folder: Folder, on_end: Callable[[Path], None]) -> None:
+    """Tells where the run lies; an attempt that was refused has left the folder as it was."""
+    if any(event.data.get("attempt") == folder.attempt for event in folder.past_events()):
+        folder.on_owner(lambda own: on_end(own.path))

@@ -144,7 +144,7 @@ class RunState:
     guard: Stateful
     plateau: Stateful
     stopping: Stateful
-    best: Stateful
+    best: Best
     device: Any
     """Device whose random state is kept in addition to the CPU's."""
     rank: int = 0

@@ -13,22 +13,23 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from surefoot.assembly.run_parts import Assembly
-from surefoot.build import build_run
-from surefoot.config.building import make_schedule
+from surefoot.assembly.checks import check_trainable
+from surefoot.assembly.material import prepare_material
+from surefoot.assembly.process import prepare_process
+from surefoot.assembly.run_parts import Assembly, assemble
 from surefoot.config.load import load_recipe
 from surefoot.core.errors import CheckpointError, DataError, NonFiniteError, SpikeError
 from surefoot.core.reports import StepReport
 from surefoot.engine.first_bad import described
+from surefoot.engine.reporting import ReportLog
 from surefoot.engine.spike_guard import RollBack, RolledBack
 from surefoot.engine.step import Update
 from surefoot.engine.window import Window, leaving_out
 from surefoot.numerics.clipping import tensor_norms
 from surefoot.observe.bad_batches import read_event
 from surefoot.observe.metrics_schema import number
-from surefoot.observe.run_folder import CHECKPOINTS_NAME
+from surefoot.observe.run_folder import CHECKPOINTS_NAME, config_of
 from surefoot.run.resume_rules import BEGUN_FOR_KEY
-from surefoot.run.session import config_of
 from surefoot.state.checkpoint import list_checkpoints, read_checkpoint
 from surefoot.state.tree import Snapshot
 
@@ -74,35 +75,46 @@ def replay(path: Path) -> Replay:
     data: Any = event["data"]
     window_number: int = data["window"]
     roll_backs = [RollBack(**fields) for fields in cast(Any, event.get("roll_backs", []))]
-    _, assembly = build_run(load_recipe(config_of(run)).recipe)
-    try:
-        begun_from = _restore(assembly, run / CHECKPOINTS_NAME, window_number, roll_backs)
-        first = assembly.trainable.state.progress.window
-        window = _rerun(assembly, window_number)
-        return _look(assembly, window, run, window_number, begun_from, first, data)
-    finally:
-        assembly.close()
+    begun_from = _choose(run / CHECKPOINTS_NAME, window_number, roll_backs)
+    recipe = load_recipe(config_of(run)).recipe
+    process = prepare_process(recipe.settings)
+    material = prepare_material(recipe).material
+    check_trainable(material, recipe.settings)
+    with closing(
+        assemble(material, recipe.settings, process, lambda pace: begun_from.begun_for)
+    ) as assembly:
+        update = assembly.make_update()
+        if begun_from.snapshot is not None:
+            assembly.trainable.state.restore(begun_from.snapshot)
+        assembly.trainable.optimizing.guard.spikes.roll_backs = roll_backs
+        first = update.parts.log.progress.window
+        window = _rerun(assembly, update, window_number)
+        return _look(assembly, update, window, run, window_number, begun_from.name, first, data)
 
 
-def _restore(assembly: Assembly, checkpoints: Path, window: int, roll_backs: list[RollBack]) -> str:
-    """Puts the state to the newest checkpoint of the same course before the window."""
-    spikes = assembly.trainable.log.guard.spikes
-    begun_from = BEGINNING
+@dataclass(frozen=True)
+class BegunFrom:
+    """Where a replay begins."""
+
+    name: str = BEGINNING
+    snapshot: Snapshot | None = None
+    begun_for: int | None = None
+    """The horizon that the run began with, in updates; None where no checkpoint says it."""
+
+
+def _choose(checkpoints: Path, window: int, roll_backs: list[RollBack]) -> BegunFrom:
+    """The newest checkpoint of the same course before the window."""
+    begun_for: int | None = None
     for folder in reversed(list_checkpoints(checkpoints)):
         try:
             manifest, snapshot = read_checkpoint(folder)
         except CheckpointError:
             continue
-        if begun_for := manifest.about.get(BEGUN_FOR_KEY):
-            # The same in all checkpoints of a run, whatever its horizon has become.
-            schedule = make_schedule(assembly.settings, assembly.pace, begun_for)
-            assembly.trainable.course.schedule = schedule
+        # The same in all checkpoints of a run, whatever its horizon has become.
+        begun_for = manifest.about.get(BEGUN_FOR_KEY) or begun_for
         if _leads_to(snapshot, window, roll_backs):
-            assembly.trainable.state.restore(snapshot)
-            begun_from = folder.name
-            break
-    spikes.roll_backs = roll_backs
-    return begun_from
+            return BegunFrom(folder.name, snapshot, begun_for)
+    return BegunFrom(begun_for=begun_for)
 
 
 def _leads_to(snapshot: Snapshot, window: int, roll_backs: list[RollBack]) -> bool:
@@ -113,19 +125,19 @@ def _leads_to(snapshot: Snapshot, window: int, roll_backs: list[RollBack]) -> bo
     return at < window and all(back in roll_backs or at <= back.last_window for back in known)
 
 
-def _rerun(assembly: Assembly, number: int) -> Window:
+def _rerun(assembly: Assembly, update: Update, number: int) -> Window:
     """Trains up to the window and returns it."""
-    trainable = assembly.trainable
-    progress, log = trainable.state.progress, trainable.log
+    log = update.parts.log
+    progress = log.progress
     first = progress.window + 1
-    with closing(cast(Any, assembly.open_windows(progress.cursor))) as opened:
+    with closing(assembly.open_windows(progress.cursor)) as opened:
         windows = leaving_out(opened, first, log.guard.spikes.is_left_out)
         for at, window in enumerate(windows, start=first):
             if at == number:
-                _settle(assembly)
+                _settle(log)
                 return window
-            trainable.update(window)
-            _settle(assembly)
+            update(window)
+            _settle(log)
     raise DataError(
         f"the data ends before window {number}",
         where=f"after window {progress.window}",
@@ -134,16 +146,17 @@ def _rerun(assembly: Assembly, number: int) -> Window:
     )
 
 
-def _settle(assembly: Assembly) -> None:
+def _settle(log: ReportLog) -> None:
     """Whatever the guard says of the updates before, they were made."""
     try:
-        assembly.trainable.log.settle()
+        log.settle()
     except (NonFiniteError, SpikeError, RolledBack):
         return
 
 
 def _look(
     assembly: Assembly,
+    update: Update,
     window: Window,
     run: Path,
     number_of_window: int,
@@ -151,8 +164,7 @@ def _look(
     first: int,
     data: Mapping[str, Any],
 ) -> Replay:
-    trainable = assembly.trainable
-    parts = trainable.update.parts
+    parts = update.parts
     denominators = parts.sum_over_ranks(window.weights)
     norms: dict[str, float] = {}
 
@@ -163,10 +175,10 @@ def _look(
         return global_norm(gradients)
 
     global_norm = parts.global_norm
-    first_bad = trainable.first_bad.find(window, denominators)
+    first_bad = assembly.trainable.first_bad.find(window, denominators)
     Update(replace(parts, global_norm=measured))(window)
-    _settle(assembly)
-    report = cast(StepReport, trainable.log.latest)
+    _settle(parts.log)
+    report = cast(StepReport, parts.log.latest)
     recorded = {name: number(data[name]) for name in ("loss", "grad_norm")}
     largest = sorted(norms.items(), key=lambda item: -_sortable(item[1]))[:NUM_LARGEST]
     return Replay(

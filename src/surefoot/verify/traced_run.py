@@ -12,24 +12,24 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 from pathlib import Path
-from typing import Any, cast
 
+import numpy as np
 import xxhash
 
-from surefoot.assembly.run_parts import Assembly
-from surefoot.build import build_run
+from surefoot.assembly.material import Prepared, prepare_material
+from surefoot.assembly.run_parts import MicroBatches
 from surefoot.config.load import load_recipe
-from surefoot.core.interruption import ShouldAbort
-from surefoot.data.batch import MicroBatch
-from surefoot.engine.evaluate import OpenSet
-from surefoot.observe.run_folder import RunFolder
-from surefoot.run.resume_rules import Resumption
-from surefoot.run.session import config_of, train_in_folder
+from surefoot.data.sources.base import Source
+from surefoot.data.sources.datasets import SubsetSource
+from surefoot.observe.run_folder import RunFolder, config_of
+from surefoot.run.folder_run import WatchBatches
+from surefoot.run.session import Onlookers, RunRequest, start_run
+from surefoot.run.start import ResumeRequest
+from surefoot.state.run_state import RunState
 from surefoot.verify.processes import write_error
 from surefoot.verify.state_hash import piece_hashes
 
@@ -91,58 +91,20 @@ def read_trace(path: Path) -> list[TracePoint]:
     return [TracePoint(**{**point, "ids": tuple(point["ids"])}) for point in points]
 
 
-class _TracedLoader:
-    """Hands on the micro-batches of a loader, and looks when a window is done.
-
-    Args:
-        look: looks at the state after a window with these samples; says whether it was the last.
-    """
-
-    def __init__(self, loader: Any, look: Callable[[tuple[int, ...]], bool]) -> None:
-        self._loader = loader
-        self._look = look
-
-    def iterate(self, cursor: Any) -> Generator[MicroBatch, None, None]:
-        if self._look(()):
-            return
-        ids: list[int] = []
-        with closing(self._loader.iterate(cursor)) as micro_batches:
-            for micro_batch in micro_batches:
-                ids.extend(micro_batch.ids)
-                yield micro_batch
-                # Here the loop has asked for more: it is done with what it was given.
-                if micro_batch.ends_window:
-                    if self._look(tuple(ids)):
-                        return
-                    ids.clear()
-
-    def leave_when(self, should_abort: ShouldAbort) -> None:
-        self._loader.leave_when(should_abort)
-
-    def close(self) -> None:
-        self._loader.close()
-
-
-def traced(assembly: Assembly, asked: TracedRun) -> Assembly:
-    """The same run, looked at between every two updates and with short evaluations."""
+def traced(asked: TracedRun) -> WatchBatches:
+    """Looks at the whole state between every two updates, and ends the data after the last."""
     descriptor = os.open(asked.trace, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     kills = [] if asked.kill_after_window is None else [asked.kill_after_window]
 
-    def look(ids: tuple[int, ...]) -> bool:
-        trainable = assembly.trainable
-        trainable.log.settle()
-        progress = trainable.state.progress
+    def look(state: RunState, ids: tuple[int, ...]) -> bool:
+        """Looks at the state after a window with these samples; whether it was the last."""
+        progress = state.progress
         is_last = progress.window >= asked.last_window
         if is_last and not ids:
             # Killed after it was done: what it has left behind is compared, not this.
             return True
-        point = TracePoint(
-            progress.window,
-            progress.step,
-            ids,
-            piece_hashes(trainable.state.capture()),
-            time.monotonic(),
-        )
+        pieces = piece_hashes(state.capture())
+        point = TracePoint(progress.window, progress.step, ids, pieces, time.monotonic())
         # One write: whoever reads sees the whole line, or none of it.
         os.write(descriptor, (json.dumps(asdict(point)) + "\n").encode())
         if kills and progress.window >= kills[-1]:
@@ -150,23 +112,21 @@ def traced(assembly: Assembly, asked: TracedRun) -> Assembly:
             _kill_after(asked.kill_delay_seconds)
         return is_last
 
-    sets = {
-        name: _shortened(open_set, asked.evaluation_batches)
-        for name, open_set in assembly.evaluator.sets.items()
-    }
-    return replace(
-        assembly,
-        loader=cast(Any, _TracedLoader(assembly.loader, look)),
-        evaluator=replace(assembly.evaluator, sets=sets),
-    )
+    def watch(batches: MicroBatches, settled_state: Callable[[], RunState]) -> MicroBatches:
+        if look(settled_state(), ()):
+            return
+        ids: list[int] = []
+        with closing(batches):
+            for micro_batch in batches:
+                ids.extend(micro_batch.ids)
+                yield micro_batch
+                # Here the loop has asked for more: it is done with what it was given.
+                if micro_batch.ends_window:
+                    if look(settled_state(), tuple(ids)):
+                        return
+                    ids.clear()
 
-
-def _shortened(open_set: OpenSet, most: int) -> OpenSet:
-    def opened() -> Iterator[MicroBatch]:
-        with closing(cast(Any, open_set())) as micro_batches:
-            yield from islice(micro_batches, most)
-
-    return opened
+    return watch
 
 
 def _kill_after(seconds: float) -> None:
@@ -190,15 +150,41 @@ def run_traced(asked: TracedRun) -> None:
 
 def _train(asked: TracedRun) -> None:
     resolved = load_recipe(asked.recipe)
-    prepared, assembly = build_run(resolved.recipe, resuming=asked.resume)
-    resumption = None
-    if asked.resume:
-        folder = RunFolder.open(asked.folder)
-        before = load_recipe(config_of(asked.folder))
-        resumption = Resumption(before.recipe.settings)
-    else:
-        folder = RunFolder.create_at(asked.folder)
-    train_in_folder(folder, RUN_NAME, resolved, prepared, traced(assembly, asked), resumption)
+    recipe = resolved.recipe
+    folder = Path(asked.folder)
+
+    def prepare(resuming: bool) -> Prepared:
+        prepared = prepare_material(recipe, resuming=resuming)
+        size = recipe.evaluate.micro_batch
+        batch = recipe.train.micro_batch if size == "as-in-training" else int(size)
+        return shortened(prepared, asked.evaluation_batches * batch)
+
+    start_run(
+        RunRequest(
+            RUN_NAME,
+            resolved,
+            prepare,
+            make_folder=lambda needed_bytes: RunFolder.create_at(folder),
+            resume=ResumeRequest(folder, lambda run: load_recipe(config_of(run)))
+            if asked.resume
+            else None,
+            onlookers=Onlookers(watch_batches=traced(asked)),
+        )
+    )
+
+
+def shortened(prepared: Prepared, most: int) -> Prepared:
+    """The same run, with the first samples of each validation set at most."""
+    material = prepared.material
+    validation = {name: first_samples(of, most) for name, of in material.validation.items()}
+    return replace(prepared, material=replace(material, validation=validation))
+
+
+def first_samples(source: Source, most: int) -> Source:
+    """The first samples of a source, at most so many."""
+    if len(source) <= most:
+        return source
+    return SubsetSource(source, np.arange(most, dtype=np.int64), source.name)
 
 
 def _print_into(path: Path) -> None:

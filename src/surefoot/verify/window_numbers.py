@@ -25,7 +25,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from surefoot.assembly.checks import check_trainable
 from surefoot.assembly.material import prepare_material
-from surefoot.assembly.run_parts import Assembly, Material, assemble, prepare_process
+from surefoot.assembly.process import prepare_process
+from surefoot.assembly.run_parts import Assembly, Material, assemble
 from surefoot.config.load import load_recipe
 from surefoot.engine.passes import TOTAL
 from surefoot.numerics.determinism import seed_everything
@@ -105,11 +106,11 @@ def pass_window(asked: AskedWindow) -> None:
         SurefootError: the recipe cannot be trained so.
     """
     recipe = load_recipe(asked.recipe, asked.overrides).recipe
-    prepare_process(recipe.settings)
+    process = prepare_process(recipe.settings)
     material = prepare_material(recipe).material
     check_trainable(material, recipe.settings)
     stilled = make_exact(material.model)
-    assembly = assemble(material, recipe.settings)
+    assembly = assemble(material, recipe.settings, process)
     with closing(assembly):
         _pass(assembly, asked, stilled)
 
@@ -137,19 +138,19 @@ def _as_double(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 def _pass(assembly: Assembly, asked: AskedWindow, stilled: Sequence[str]) -> None:
     trainable, place = assembly.trainable, assembly.place
-    parts = trainable.update.parts
-    with closing(assembly.open_windows(trainable.state.progress.cursor)) as windows:  # type: ignore[type-var]
+    passing = trainable.passing
+    with closing(assembly.open_windows(trainable.state.progress.cursor)) as windows:
         window = next(windows)
     left_out = split_dependence(assembly.evaluator.task)
     # Divided by infinity, a term and its gradient are 0.
     denominators = {
         term: math.inf if term in left_out else weight
-        for term, weight in parts.sum_over_ranks(window.weights).items()
+        for term, weight in passing.ranks.sum_over_ranks(window.weights).items()
     }
     seed_everything(asked.draws)
     types = NarrowestType()
     with types if asked.watches_types else nullcontext():
-        losses = parts.run_pass(window.micro_batches, denominators, NoLossScale())
+        losses = passing.run_pass(window.micro_batches, denominators, NoLossScale())
     gradients = {
         name: _whole(parameter.grad)
         for name, parameter in assembly.material.model.named_parameters()
@@ -162,7 +163,7 @@ def _pass(assembly: Assembly, asked: AskedWindow, stilled: Sequence[str]) -> Non
     if speaks_for_stage(assembly):
         write_tensors(folder / f"{rank}{GRADIENTS_SUFFIX}", gradients)
     if rank == 0:
-        told = {
+        numbers = {
             "loss": float(losses[TOTAL]),
             "sample_ids": sorted(number for of_rank in ids for number in of_rank),
             "names": list(dict.fromkeys(name for of_rank in names for name in of_rank)),
@@ -170,7 +171,7 @@ def _pass(assembly: Assembly, asked: AskedWindow, stilled: Sequence[str]) -> Non
             "stilled": list(stilled),
             "left_out": dict(left_out),
         }
-        (folder / PASSED_NAME).write_text(json.dumps(told), encoding="utf-8")
+        (folder / PASSED_NAME).write_text(json.dumps(numbers), encoding="utf-8")
 
 
 def speaks_for_stage(assembly: Assembly) -> bool:
@@ -192,18 +193,18 @@ def _whole(gradient: Tensor) -> Tensor:
 
 def read_passed(folder: Path) -> PassedWindow:
     """What `pass_window` has left in a folder."""
-    told = json.loads((folder / PASSED_NAME).read_text(encoding="utf-8"))
+    numbers = json.loads((folder / PASSED_NAME).read_text(encoding="utf-8"))
     gradients: dict[str, Tensor] = {}
     for path in sorted(folder.glob(f"*{GRADIENTS_SUFFIX}")):
         gradients |= load_file(path)
     return PassedWindow(
-        loss=told["loss"],
-        sample_ids=tuple(told["sample_ids"]),
+        loss=numbers["loss"],
+        sample_ids=tuple(numbers["sample_ids"]),
         gradients=gradients,
-        names=tuple(told["names"]),
-        narrowest=told["narrowest"],
-        stilled=tuple(told["stilled"]),
-        left_out=told["left_out"],
+        names=tuple(numbers["names"]),
+        narrowest=numbers["narrowest"],
+        stilled=tuple(numbers["stilled"]),
+        left_out=numbers["left_out"],
     )
 
 
@@ -223,8 +224,8 @@ def pass_window_in_child(asked: AskedWindow) -> None:
 def main(arguments: Sequence[str]) -> None:
     """One rank: passes the window that a file asks for."""
     end_with_launcher()
-    told = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
-    pass_window_in_child(AskedWindow(**{**told, "overrides": tuple(told["overrides"])}))
+    asked = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    pass_window_in_child(AskedWindow(**{**asked, "overrides": tuple(asked["overrides"])}))
 
 
 if __name__ == "__main__":

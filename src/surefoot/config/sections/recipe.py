@@ -6,7 +6,7 @@ Validation here checks each section by itself; rules across sections are in `rul
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -60,6 +60,11 @@ class RunSections(Section, ABC):
     observers: Annotated[tuple[ObserverSection, ...], Field(strict=False)] = ()
     """Who reads each report besides the run's own logs."""
 
+    @property
+    @abstractmethod
+    def settings(self) -> Settings:
+        """How to train, without what is trained on what."""
+
 
 class Settings(RunSections):
     """How to train a given model on given data with a given task.
@@ -71,6 +76,11 @@ class Settings(RunSections):
     >>> Settings(train=TrainSection(horizon=Steps(100), micro_batch=8)).optimizer.kind
     'adamw'
     """
+
+    @property
+    def settings(self) -> Settings:
+        """Itself."""
+        return self
 
 
 class Recipe(RunSections):

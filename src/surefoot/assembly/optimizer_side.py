@@ -1,0 +1,182 @@
+"""The optimizer side of an update: what moves the weights, at which rate, and what may stop it.
+
+Everything is chosen here from the settings, once. Nothing is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from surefoot.config.sections import Settings
+from surefoot.config.sections.optimizers import OptimizerSection
+from surefoot.config.sections.schedules import PlateauSection
+from surefoot.core.plateau import Plateau, PlateauState
+from surefoot.core.schedules import Schedule
+from surefoot.core.stopping import EarlyStopping, StoppingState
+from surefoot.engine.decisions import RuleState, WatchedMetric
+from surefoot.engine.guard import Guard, NonFinitePolicy
+from surefoot.engine.spike_guard import SpikeGuard, SpikePolicy, SpikeSettings
+from surefoot.numerics.loss_scaling import DynamicLossScale, LossScale, NoLossScale, StaticLossScale
+from surefoot.numerics.precision import Precision
+from surefoot.optim.ema import NoAverage, WeightEma
+from surefoot.optim.ledger import GroupOverride, ParameterLedger
+from surefoot.optim.registry import build_optimizer
+from surefoot.optim.state_on_host import check_state_on_host
+from surefoot.optim.update import Course, SkipKind, UpdateOptimizer
+
+
+@dataclass(frozen=True)
+class OptimizerSide:
+    """What an update does with gradients."""
+
+    ledger: ParameterLedger
+    optimizer: UpdateOptimizer
+    loss_scale: LossScale
+    average: WeightEma | NoAverage
+    course: Course
+    plateau: RuleState
+    stopping: RuleState
+    guard: Guard
+
+
+def make_optimizer_side(
+    model: nn.Module,
+    settings: Settings,
+    schedule: Schedule,
+    precision: Precision,
+    device: torch.device,
+    *,
+    is_sharded: bool = False,
+    elsewhere: Collection[str] = (),
+) -> OptimizerSide:
+    """Builds it for a model that lies on its device.
+
+    Args:
+        schedule: of the learning rate, in updates.
+        is_sharded: whether parameters are DTensors.
+        elsewhere: names of parameters that lie on other ranks.
+    """
+    ledger = make_ledger(model, settings.optimizer, elsewhere)
+    optimizer = make_optimizer(settings, ledger, precision, device, is_sharded=is_sharded)
+    loss_scale = make_loss_scale(settings, precision, device)
+    plateau = _plateau_state(settings)
+    return OptimizerSide(
+        ledger=ledger,
+        optimizer=optimizer,
+        loss_scale=loss_scale,
+        average=WeightEma(model, settings.ema.decay) if settings.ema.kind == "on" else NoAverage(),
+        course=Course(schedule, plateau),
+        plateau=plateau,
+        stopping=_stopping_state(settings),
+        guard=make_guard(settings, loss_scale, optimizer),
+    )
+
+
+def may_skip(settings: Settings, precision: Precision) -> bool:
+    """Whether the run goes on after an update that is not applied."""
+    answers = {settings.guard.non_finite, settings.guard.spikes}
+    return precision.needs_loss_scale or "skip" in answers
+
+
+def make_optimizer(
+    settings: Settings,
+    ledger: ParameterLedger,
+    precision: Precision,
+    device: torch.device,
+    *,
+    is_sharded: bool,
+) -> UpdateOptimizer:
+    """The optimizer that the settings ask for, its state where they want it."""
+    section, skipping = settings.optimizer, may_skip(settings, precision)
+    optimizer = build_optimizer(section, ledger, device, skipping, section.low_precision_weights)
+    if settings.memory.offload_optimizer == "cpu":
+        check_state_on_host(device, is_sharded)
+        optimizer.keep_state_on_host()
+    return optimizer
+
+
+def make_ledger(
+    model: nn.Module, section: OptimizerSection, elsewhere: Collection[str] = ()
+) -> ParameterLedger:
+    """The parameter groups that an optimizer section asks for.
+
+    Args:
+        elsewhere: names of parameters that lie on other ranks.
+    """
+    overrides = [
+        GroupOverride(group.pattern, group.lr_multiplier, _decay_or_rule(group.weight_decay))
+        for group in section.groups
+    ]
+    return ParameterLedger.build(
+        model,
+        weight_decay=section.weight_decay,
+        rule=section.decay_rule,
+        decay_embeddings=section.decay_embeddings,
+        overrides=overrides,
+        elsewhere=elsewhere,
+    )
+
+
+def _decay_or_rule(decay: float | str) -> float | Literal["as-optimizer"]:
+    return "as-optimizer" if isinstance(decay, str) else decay
+
+
+def make_loss_scale(settings: Settings, precision: Precision, device: torch.device) -> LossScale:
+    """None where the precision needs none."""
+    if not precision.needs_loss_scale:
+        return NoLossScale()
+    value = settings.precision.loss_scale
+    return (
+        DynamicLossScale(device=device)
+        if value == "dynamic"
+        else StaticLossScale(float(value), device)
+    )
+
+
+def make_guard(settings: Settings, loss_scale: LossScale, optimizer: UpdateOptimizer) -> Guard:
+    """The guard that the settings ask for."""
+    section = settings.guard
+    return Guard(
+        policy=NonFinitePolicy(section.non_finite),
+        skip_budget=section.skip_budget,
+        dynamic_loss_scale=isinstance(loss_scale, DynamicLossScale),
+        optimizer_skips=optimizer.skips is not SkipKind.NEVER,
+        spikes=SpikeGuard(
+            SpikeSettings(
+                policy=SpikePolicy(section.spikes),
+                budget=section.spike_budget,
+                num_rolled_back=section.roll_back_updates,
+                num_left_out=section.leave_out_windows,
+            )
+        ),
+    )
+
+
+def _plateau_state(settings: Settings) -> RuleState:
+    section = settings.schedule
+    if not isinstance(section, PlateauSection):
+        return RuleState(None, None, 1.0, PlateauState.from_json)
+    rule = Plateau(
+        direction=section.direction,
+        factor=section.factor,
+        patience=section.patience,
+        min_delta=section.min_delta,
+        cooldown=section.cooldown,
+        floor=section.floor,
+    )
+    watched = WatchedMetric(section.metric, section.direction)
+    return RuleState(rule, watched, 1.0, PlateauState.from_json)
+
+
+def _stopping_state(settings: Settings) -> RuleState:
+    section = settings.early_stopping
+    if section.kind == "off":
+        return RuleState(None, None, False, StoppingState.from_json)
+    rule = EarlyStopping(section.direction, section.patience, section.min_delta)
+    watched = WatchedMetric(section.metric, section.direction)
+    return RuleState(rule, watched, False, StoppingState.from_json)

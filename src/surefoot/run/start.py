@@ -1,0 +1,147 @@
+"""Where a run begins: from nothing, or from a checkpoint of a run that is gone on with.
+
+The run before is read and compared, and its checkpoint chosen, before anything is built. Nothing
+here changes what the run before has left, but for a checkpoint that was cut off while published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from surefoot.assembly.material import Prepared
+from surefoot.assembly.process import Process
+from surefoot.assembly.run_parts import Assembly
+from surefoot.config.load import Resolved
+from surefoot.config.sections import Settings
+from surefoot.core.counting import Pace
+from surefoot.observe.run_folder import RunFolder, check_free_space, run_and_checkpoint
+from surefoot.run.folder_roles import Folder, take_folder
+from surefoot.run.folder_run import FolderRun
+from surefoot.run.resume_point import StartingPoint, find_starting_point
+from surefoot.run.resume_rules import (
+    Resumption,
+    accept_differences,
+    refuse_crash_loop,
+    resume_tier,
+)
+from surefoot.run.run_facts import needed_bytes
+from surefoot.state.commit import put_back
+from surefoot.state.retention import EPHEMERAL_KEY
+
+
+@dataclass(frozen=True)
+class ResumeRequest:
+    """Which run is gone on with, and what may differ."""
+
+    run: Path
+    """A run folder, for its newest whole checkpoint; or one of its checkpoints."""
+    read: Callable[[Path], Resolved[Any]]
+    """Reads the configuration of a run folder."""
+    accepted: tuple[str, ...] = ()
+    """Fields that may differ; `data` for changed data, `metrics.jsonl` for a log that does not fit
+    and is begun anew."""
+
+
+class Start(Protocol):
+    """How an assembled run in its folder begins."""
+
+    from_ephemeral: bool
+    """Whether it goes on from a checkpoint that only bridges the time to the next one."""
+
+    def restore(self, run: FolderRun) -> Mapping[str, object] | None:
+        """Puts the state back; what the record says of it, or None for a run from nothing."""
+        ...
+
+    def announce(self, run: FolderRun) -> None:
+        """Says that the run begins, once all is written down."""
+        ...
+
+
+class NewStart:
+    """From nothing."""
+
+    from_ephemeral = False
+
+    def restore(self, run: FolderRun) -> None:
+        return None
+
+    def announce(self, run: FolderRun) -> None:
+        run.begin()
+
+
+NEW = NewStart()
+
+
+class ResumedStart:
+    """From a checkpoint; the folder is taken."""
+
+    def __init__(self, resumption: Resumption, folder: Folder, point: StartingPoint) -> None:
+        self.folder = folder
+        self.from_ephemeral = bool(point.manifest.about.get(EPHEMERAL_KEY, False))
+        self._resumption = resumption
+        self._point = point
+
+    def begun_for(self, pace: Pace) -> int | None:
+        """The horizon that the run began with, in updates; None where that was a time."""
+        return self._resumption.begun_for(self._point.manifest, pace)
+
+    def check(self, prepared: Prepared, assembly: Assembly) -> None:
+        """Refuses to go on with other data, another schedule of what is done, or a full disk.
+
+        Raises:
+            SurefootError: see `Resumption.check`.
+        """
+        self._resumption.check(
+            self._point.manifest, prepared.fingerprints(), assembly.schedule, assembly.pace
+        )
+        needed = needed_bytes(assembly, resuming=True)
+        self.folder.on_owner(lambda own: check_free_space(own.path, needed))
+
+    def restore(self, run: FolderRun) -> Mapping[str, object]:
+        before, settings = self._point.manifest.about, run.assembly.settings
+        tier = resume_tier(before, run.about, settings.deterministic)
+        data = {**self._resumption.event_data(), "tier": tier.value}
+        run.restore(self._point, data)
+        return {**data, "step": self._point.manifest.step}
+
+    def announce(self, run: FolderRun) -> None:
+        """The event of the restoring has said so."""
+
+
+def read_resumption(asked: ResumeRequest, resolved: Resolved[Any]) -> Resumption:
+    """Reads the run to go on with, and compares its configuration.
+
+    Raises:
+        RunFolderError: there is no such run, or none that has begun.
+        RequestError: a difference was not accepted, or cannot be.
+    """
+    run, checkpoint = run_and_checkpoint(asked.run)
+    before = asked.read(run)
+    changes = accept_differences(before, resolved, asked.accepted)
+    return Resumption(before.settings, tuple(changes), asked.accepted, checkpoint, run)
+
+
+def reopen(
+    resumption: Resumption, process: Process, settings: Settings, say: Callable[[str], None]
+) -> ResumedStart:
+    """Takes the folder of the run before and chooses the checkpoint to go on from.
+
+    Raises:
+        RunFolderError: another process has it, or resumes have led to nothing too often.
+        CheckpointError: there is no checkpoint that is whole and fits the log.
+    """
+    ranks, run = process.place.ranks, resumption.run
+    folder = take_folder(ranks, lambda: RunFolder.open(run, tell=say))
+    try:
+        folder.on_owner(lambda own: put_back(own.checkpoints_path))
+        point = find_starting_point(folder, ranks, resumption.wanted)
+        most, step = settings.guard.restarts_without_progress, point.manifest.step
+        # The one rank that writes the events decides: others may see its next one already.
+        folder.on_owner(lambda own: refuse_crash_loop(folder.past_events(), most, step))
+        return ResumedStart(resumption, folder, point)
+    except BaseException:
+        folder.close()
+        raise
