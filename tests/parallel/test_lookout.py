@@ -20,7 +20,14 @@ import torch.distributed as dist
 from surefoot.core.errors import RankError
 from surefoot.observe.files.lock import birth_of, this_place
 from surefoot.parallel import lookout as module
-from surefoot.parallel.lookout import Lookout, LookoutHooks, Sign, Silence, behind, sign_key
+from surefoot.parallel.lookout import (
+    Lookout,
+    LookoutHooks,
+    RankHeartbeat,
+    Silence,
+    behind,
+    sign_key,
+)
 from surefoot.parallel.lost import Failure, How, claim, first_failure
 
 DEADLINE = 1.0
@@ -68,7 +75,7 @@ class Training:
 
 
 def leave_sign(store: dist.Store, rank: int, **fields: Any) -> None:
-    sign = replace(Sign.here(), **fields)
+    sign = replace(RankHeartbeat.here(), **fields)
     store.set(sign_key(rank), json.dumps(asdict(sign)))
 
 
@@ -102,7 +109,7 @@ def test_one_that_has_come_to_its_end_is_not_lost(sleeper: subprocess.Popen[byte
     time.sleep(2 * DEADLINE)
     training.lookout.stop()
     assert first_failure(store) is None and not training.ended.is_set()
-    assert Sign(**json.loads(store.get(sign_key(0)))).left
+    assert RankHeartbeat(**json.loads(store.get(sign_key(0)))).left
 
 
 def test_a_stopped_process_is_named_within_the_deadline(
@@ -240,7 +247,7 @@ def test_all_that_wait_for_nobody_and_are_late() -> None:
 
 def test_what_passes_while_nobody_looks_is_held_against_nobody() -> None:
     silence = Silence()
-    sign = Sign.here()
+    sign = RankHeartbeat.here()
     assert silence.longest({1: sign, 2: sign}, 5.0) == (1, 0.0)
     assert silence.longest({1: replace(sign, count=1), 2: sign}, 0.5) == (2, 0.5)
     assert silence.longest({1: replace(sign, count=1), 2: sign}, 0.5) == (2, 1.0)
@@ -288,4 +295,4 @@ def test_what_one_rank_is_asked_the_others_hear() -> None:
         assert not second.lookout.any_asked, "that was another training"
     first.lookout.stop()
     second.lookout.stop()
-    assert os.getpid() == Sign.here().pid
+    assert os.getpid() == RankHeartbeat.here().pid

@@ -16,7 +16,7 @@ from surefoot.core.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, StopReque
 from surefoot.parallel import join
 from surefoot.parallel import launch as module
 from surefoot.parallel.launch import LAUNCHER, launch, who_ended_it
-from surefoot.parallel.lookout import Sign, sign_key
+from surefoot.parallel.lookout import RankHeartbeat, sign_key
 from surefoot.parallel.lost import Failure, How, claim, first_failure, of_attempt
 
 KILLED = -signal.SIGKILL
@@ -161,9 +161,9 @@ def test_the_launcher_wakes_up_a_stopped_rank_after_the_others_have_written_thei
     monkeypatch.setattr(module, "ask_for_stacks", lambda store, rank: asked.append(rank))
     launched = module._Launch(["nothing"], 2, str(tmp_path), 0.0)
     store = launched._agent.store = dist.HashStore()
-    here = replace(Sign.here(), listens=True)
+    here = replace(RankHeartbeat.here(), listens=True)
 
-    def look(**signs: Sign) -> None:
+    def look(**signs: RankHeartbeat) -> None:
         for rank, sign in enumerate(signs.values()):
             store.set(sign_key(rank), json.dumps(asdict(sign)))
         launched._look(1.0)

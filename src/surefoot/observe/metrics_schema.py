@@ -18,7 +18,7 @@ Reduction = Literal["sum", "mean", "weighted mean", "max", "last"]
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class MetricsColumn:
     """One column of one kind of row."""
 
     name: str
@@ -30,12 +30,14 @@ class Column:
     so) or last value."""
 
 
-def _exact(name: str, unit: str, description: str, reduction: Reduction = "last") -> Column:
-    return Column(name, "deterministic", unit, description, reduction)
+def _exact(name: str, unit: str, description: str, reduction: Reduction = "last") -> MetricsColumn:
+    return MetricsColumn(name, "deterministic", unit, description, reduction)
 
 
-def _measured(name: str, unit: str, description: str, reduction: Reduction = "mean") -> Column:
-    return Column(name, "measured", unit, description, reduction)
+def _measured(
+    name: str, unit: str, description: str, reduction: Reduction = "mean"
+) -> MetricsColumn:
+    return MetricsColumn(name, "measured", unit, description, reduction)
 
 
 RESOURCE_COLUMNS = (
@@ -139,7 +141,7 @@ EVAL_COLUMNS = (
     _measured("time", "s", "Unix time at its end"),
 )
 
-ROWS: Mapping[str, tuple[Column, ...]] = {"step": STEP_COLUMNS, "eval": EVAL_COLUMNS}
+ROWS: Mapping[str, tuple[MetricsColumn, ...]] = {"step": STEP_COLUMNS, "eval": EVAL_COLUMNS}
 
 _DETERMINISTIC = {
     row: tuple(column.name for column in columns if column.kind == "deterministic")

@@ -40,7 +40,7 @@ from surefoot.parallel.lookout import (
     LOOK_SECONDS,
     LOOKS_PER_DEADLINE,
     STACKS_SECONDS,
-    Sign,
+    RankHeartbeat,
     Silence,
     all_have_written,
     ask_for_stacks,
@@ -275,7 +275,7 @@ class _Launch:
         assert store is not None
         signs = read_signs(store, ranks)
         # A rank may start slowly, but must not be stopped.
-        starting = {r: Sign.near(p) for r, p in enumerate(self._pids()) if r not in signs}
+        starting = {r: RankHeartbeat.near(p) for r, p in enumerate(self._pids()) if r not in signs}
         signs |= {rank: sign for rank, sign in starting.items() if sign.is_stopped}
         signs = {rank: sign for rank, sign in signs.items() if not _has_ended(sign.pid)}
         rank, silent = self._silence.longest(signs, seconds)

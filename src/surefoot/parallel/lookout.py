@@ -44,7 +44,7 @@ BACKSTOP = 2
 
 
 @dataclass(frozen=True)
-class Sign:
+class RankHeartbeat:
     """Heartbeat of a rank: what it reports about itself."""
 
     pid: int
@@ -64,12 +64,12 @@ class Sign:
     """Number of collectives it has called, per group."""
 
     @classmethod
-    def here(cls) -> Sign:
+    def here(cls) -> RankHeartbeat:
         """Of this process."""
         return cls.near(os.getpid())
 
     @classmethod
-    def near(cls, pid: int) -> Sign:
+    def near(cls, pid: int) -> RankHeartbeat:
         """Of a process on this machine, which may not have sent a heartbeat itself."""
         return cls(pid, birth_of(pid), this_place(), os.uname().nodename)
 
@@ -103,11 +103,13 @@ def sign_key(rank: int) -> str:
     return f"sign/{rank}"
 
 
-def read_signs(store: dist.Store, ranks: Sequence[int]) -> dict[int, Sign]:
+def read_signs(store: dist.Store, ranks: Sequence[int]) -> dict[int, RankHeartbeat]:
     """The heartbeats of the ranks that have sent one."""
     there = [rank for rank in ranks if store.check([sign_key(rank)])]
     texts = store.multi_get([sign_key(rank) for rank in there]) if there else []
-    return {rank: Sign(**json.loads(text)) for rank, text in zip(there, texts, strict=True)}
+    return {
+        rank: RankHeartbeat(**json.loads(text)) for rank, text in zip(there, texts, strict=True)
+    }
 
 
 def all_have_written(store: dist.Store, ranks: Sequence[int], hanging: int) -> bool:
@@ -123,7 +125,7 @@ class Silence:
         self._counts: dict[int, int] = {}
         self._seconds: dict[int, float] = {}
 
-    def longest(self, signs: Mapping[int, Sign], seconds: float) -> tuple[int, float]:
+    def longest(self, signs: Mapping[int, RankHeartbeat], seconds: float) -> tuple[int, float]:
         """Rank and seconds of the longest silence, after `seconds` more have passed."""
         for rank, sign in signs.items():
             silent = sign.count == self._counts.get(rank)
@@ -132,7 +134,9 @@ class Silence:
         return max(((r, self._seconds[r]) for r in signs), key=lambda s: s[1], default=(0, 0.0))
 
 
-def silent_failure(rank: int, sign: Sign, seconds: float, by: int, is_near: bool) -> Failure:
+def silent_failure(
+    rank: int, sign: RankHeartbeat, seconds: float, by: int, is_near: bool
+) -> Failure:
     """The failure reported for a rank without heartbeats."""
     why = f"no heartbeat for {seconds:.0f} s"
     if is_near and sign.is_stopped:
@@ -194,8 +198,8 @@ class Lookout:
         self._attachments = 0
         self.any_asked = False
         """Whether any rank of the training has been asked to stop, as of the last check."""
-        self._sign, self._showing = Sign.here(), threading.Lock()
-        self._near: dict[int, Sign] | None = None
+        self._sign, self._showing = RankHeartbeat.here(), threading.Lock()
+        self._near: dict[int, RankHeartbeat] | None = None
         """The other ranks on this machine, once each has sent a heartbeat."""
         self._silence = Silence()
         self._stalled = 0.0
@@ -340,7 +344,7 @@ class Lookout:
         if self._stalled > self._deadline and self._hooks is not None:
             yield from self._look_who_is_late()
 
-    def _near_ranks(self) -> dict[int, Sign]:
+    def _near_ranks(self) -> dict[int, RankHeartbeat]:
         if self._near is not None:
             return self._near
         signs = read_signs(self._store, range(self._size))
