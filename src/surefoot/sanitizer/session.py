@@ -97,7 +97,7 @@ class Audit:
         """Detaches and asks the rules; once ended it stays so."""
         if self.outcome:
             return
-        self.outcome = outcome
+        self.outcome = self.trace.outcome = outcome
         for report in self.trace.before_end:
             self.trace.safely(report)
         self.trace.safely(

@@ -198,6 +198,12 @@ class SchedulerState:
         self.inner = False
         """Whether another scheduler steps it."""
 
+    @property
+    def updates(self) -> int:
+        """Updates of its optimizer since it was made."""
+        optimizer = self.optimizer
+        return 0 if optimizer is None else optimizer.steps - self.optimizer_steps_at_creation
+
     def __str__(self) -> str:
         return f"{self.kind} made at {self.site}"
 

@@ -53,6 +53,8 @@ class Trace:
         self.deep = deep
         self.max_updates = max_updates
         self.active = True
+        self.outcome = ""
+        """How the script ended; empty while it runs."""
         self.busy = False
         self.rank: int | None = None
         """Rank in the default process group; None until there is one."""
@@ -454,6 +456,11 @@ class Trace:
             self.safely(look)
         if self.max_updates is not None and self.updates >= self.max_updates:
             raise StopAudit
+
+    @property
+    def completed(self) -> bool:
+        """Whether the script came to its own end."""
+        return self.outcome == "completed"
 
     @property
     def training_began(self) -> bool:

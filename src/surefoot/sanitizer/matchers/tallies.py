@@ -27,14 +27,21 @@ def look_now(call: int) -> bool:
 
 
 class Tally:
-    """Counts occurrences by place."""
+    """Counts occurrences by place; each may come with a number."""
 
     def __init__(self) -> None:
         self.sites: Counter[Site] = Counter()
+        self.latest = self.most = 0
+        """The latest and the greatest of the numbers."""
 
-    def add(self, site: Site) -> None:
+    def add(self, site: Site, number: int = 0) -> None:
         if len(self.sites) < MOST_KEYS or site in self.sites:
             self.sites[site] += 1
+            self.latest, self.most = number, max(self.most, number)
+
+    def of(self, whole: int) -> str:
+        """`40 of 40`."""
+        return share(self.count, whole)
 
     @property
     def count(self) -> int:
@@ -53,19 +60,20 @@ class UpdateTally:
         self.trace = trace
         self._by_key: dict[int, Tally] = defaultdict(Tally)
 
-    def add(self, optimizer: OptimizerState, site: Site) -> None:
-        self._by_key[optimizer.key].add(site)
+    def add(self, optimizer: OptimizerState, site: Site, number: int = 0) -> None:
+        self._by_key[optimizer.key].add(site, number)
 
     def often(
-        self, least: int, part: float = 0.0, *, short_runs: bool = True
+        self, least: int, part: float = 0.0, *, short_runs: bool = True, spare: int = 0
     ) -> Iterator[tuple[OptimizerState, Tally]]:
         """The optimizers for which it was seen in `least` updates and in that part of all.
 
-        With `short_runs`, an optimizer with fewer updates needs no more than all of them.
+        With `short_runs`, an optimizer with fewer updates needs no more than all of them, save
+        `spare`.
         """
         for optimizer in self.trace.optimizers:
             tally, steps = self._by_key.get(optimizer.key), optimizer.steps
-            needed = max(min(least, steps) if short_runs else least, part * steps)
+            needed = max(min(least, max(steps - spare, 1)) if short_runs else least, part * steps)
             if tally is not None and tally.count >= needed:
                 yield optimizer, tally
 

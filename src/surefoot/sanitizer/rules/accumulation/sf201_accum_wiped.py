@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.matchers.windows import is_homogeneous
-from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, Site, Tally, share
+from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, UpdateTally
 
 LEAST = 3
+SHARE = 0.5
 
 
 class AccumWiped(Rule):
-    """k B per S, but a Z after every B."""
+    """Several backward passes per step(), and gradients are cleared after each."""
 
     info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
-        self.tallies: dict[int, Tally] = defaultdict(Tally)
-        self.sizes: dict[int, int] = {}
-        self.wipes: dict[int, Site] = {}
+        self.wiped = UpdateTally(self.trace)
 
     def on_step_begin(self, event: ev.StepBegin) -> None:
         optimizer = event.optimizer
@@ -27,24 +24,17 @@ class AccumWiped(Rule):
         # The wipe after the last micro-batch, if any, is another rule's.
         if event.closure or size < 2 or optimizer.wipes < size - 1:
             return
-        if any(state.unknown for state in optimizer.parameters):
-            return
-        if is_homogeneous(optimizer.window):
-            self.tallies[optimizer.key].add(optimizer.wipe_site)
-            self.sizes[optimizer.key] = size
+        by_hand = any(state.unknown for state in optimizer.parameters)
+        if not by_hand and is_homogeneous(optimizer.window):
+            self.wiped.add(optimizer, optimizer.wipe_site, size)
 
     def findings(self) -> Findings:
-        for optimizer in self.trace.optimizers:
-            tally = self.tallies.get(optimizer.key)
-            if tally is None or tally.count < min(LEAST, optimizer.steps):
-                continue
-            if tally.count < 0.5 * optimizer.steps:
-                continue
-            size = self.sizes[optimizer.key]
+        for optimizer, tally in self.wiped.often(LEAST, SHARE):
+            size = tally.latest
             yield self.report(
                 f"Each update follows {size} backward passes, but the gradients are cleared here"
-                f" between them, in {share(tally.count, optimizer.steps)} updates:"
-                f" {size - 1} of {size} micro-batches are lost.",
+                f" between them, in {tally.of(optimizer.steps)} updates: {size - 1} of {size}"
+                " micro-batches are lost.",
                 tally.site,
                 updates=optimizer.steps,
                 wiped=tally.count,

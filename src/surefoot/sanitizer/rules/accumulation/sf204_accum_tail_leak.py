@@ -6,43 +6,37 @@ from collections import defaultdict
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.matchers.windows import WindowTally
-from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, Tally
+from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, UpdateTally
 
 
 class AccumTailLeak(Rule):
-    """A window spans an epoch boundary and has more B than the others."""
+    """A window spans an epoch boundary and has more backward passes than the others."""
 
     info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.windows: dict[int, WindowTally] = defaultdict(WindowTally)
-        self.leaks: dict[int, Tally] = defaultdict(Tally)
-        self.sizes: dict[int, int] = {}
+        self.leaks = UpdateTally(self.trace)
 
     def on_step_end(self, event: ev.StepEnd) -> None:
-        key = event.optimizer.key
-        records = event.update.backwards
-        if not self.windows[key].add(event.update):
+        records, windows = event.update.backwards, self.windows[event.optimizer.key]
+        if not windows.add(event.update):
             return
         loaders = {record.loader for record in records}
         epochs = {record.epoch for record in records}
-        usual = self.windows[key].usual
-        if len(loaders) == 1 and 0 not in loaders and len(epochs) > 1 and len(records) > usual > 0:
-            self.leaks[key].add(event.site)
-            self.sizes[key] = len(records)
+        spans = len(loaders) == 1 and 0 not in loaders and len(epochs) > 1
+        if spans and len(records) > windows.usual > 0:
+            self.leaks.add(event.optimizer, event.site, len(records))
 
     def findings(self) -> Findings:
-        for optimizer in self.trace.optimizers:
-            tally = self.leaks.get(optimizer.key)
-            if tally is None:
-                continue
+        for optimizer, tally in self.leaks.often(1):
             usual = self.windows[optimizer.key].usual
             yield self.report(
-                f"{tally.count} updates at the start of an epoch were made of"
-                f" {self.sizes[optimizer.key]} instead of {usual} micro-batches: the rest of the"
-                " epoch before was still in the gradients.",
+                f"{tally.count} updates at the start of an epoch were made of {tally.latest}"
+                f" instead of {usual} micro-batches: the rest of the epoch before was still in the"
+                " gradients.",
                 tally.site,
                 leaks=tally.count,
                 usual_window=usual,
-                window=self.sizes[optimizer.key],
+                window=tally.latest,
             )

@@ -6,10 +6,12 @@ from collections import Counter, defaultdict
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.matchers.windows import is_homogeneous
-from surefoot.sanitizer.rules.base import Certainty, Findings, Rule, RuleInfo, Site, Tally, share
+from surefoot.sanitizer.rules.base import Certainty, Findings, Rule, RuleInfo, Site, Tally
 from surefoot.sanitizer.state import BackwardRecord
 
 LEAST = 2
+SHARE = 0.3
+"""Of the windows."""
 LOOKS = 64
 SPREAD = 0.05
 """Counts of a window that differ by less than this share of their mean are as good as equal."""
@@ -23,7 +25,7 @@ class AccumTokenMean(Rule):
     def setup(self) -> None:
         self.are_tokens = False
         self.looks: Counter[Site] = Counter()
-        self.windows: dict[int, int] = defaultdict(int)
+        self.windows: Counter[int] = Counter()
         self.uneven: dict[tuple[int, Certainty], Tally] = defaultdict(Tally)
         self.example: dict[tuple[int, Certainty], tuple[list[float], Site]] = {}
 
@@ -55,9 +57,8 @@ class AccumTokenMean(Rule):
 
     def findings(self) -> Findings:
         for (key, certainty), tally in self.uneven.items():
-            if tally.count < min(LEAST, self.windows[key]):
-                continue
-            if tally.count < 0.3 * self.windows[key]:
+            windows = self.windows[key]
+            if tally.count < max(min(LEAST, windows), SHARE * windows):
                 continue
             counts, site = self.example[key, certainty]
             if not self.are_tokens:
@@ -65,12 +66,12 @@ class AccumTokenMean(Rule):
                 certainty = Certainty.HEURISTIC
             listed = ", ".join(f"{count:g}" for count in counts[:6])
             yield self.report(
-                f"In {share(tally.count, self.windows[key])} windows the micro-batches had"
+                f"In {tally.of(windows)} windows the micro-batches had"
                 f" different numbers of targets (last: {listed}), and the mean of each counted"
                 " the same.",
                 site,
                 certainty=certainty,
-                windows=self.windows[key],
+                windows=windows,
                 uneven=tally.count,
                 last=counts[:16],
             )

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, Site, Tally, share
+from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, Site, UpdateTally
 from surefoot.sanitizer.state import OptimizerState
 
 LEAST = 3
 LEAST_VALUES = 2
-
-
 Values = tuple[float, ...]
 
 
 class DoubleBackward(Rule):
-    """Two B over the same loss graph between Z and S."""
+    """Two backward passes over one loss graph between zero_grad() and step()."""
 
     info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
-        self.tallies: dict[int, Tally] = defaultdict(Tally)
+        self.doubled = UpdateTally(self.trace)
         self.single: dict[int, tuple[int, Values]] = {}
         """Per optimizer: line and gradient of the only backward pass of the open window."""
         self.twice: dict[int, tuple[Site, Values]] = {}
@@ -48,19 +44,16 @@ class DoubleBackward(Rule):
             return
         site, values = self.twice.pop(optimizer.key, (None, ()))
         if site is not None and values != self.latest.get(optimizer.key):
-            self.tallies[optimizer.key].add(site)
+            self.doubled.add(optimizer, site)
             self.latest[optimizer.key] = values
         again = [record for record in optimizer.window if record.graph_uses >= 2]
         if again:
-            self.tallies[optimizer.key].add(again[-1].site)
+            self.doubled.add(optimizer, again[-1].site)
 
     def findings(self) -> Findings:
-        for optimizer in self.trace.optimizers:
-            tally = self.tallies.get(optimizer.key)
-            if tally is None or tally.count < min(LEAST, optimizer.steps):
-                continue
+        for optimizer, tally in self.doubled.often(LEAST):
             yield self.report(
-                f"In {share(tally.count, optimizer.steps)} updates a loss that had been"
+                f"In {tally.of(optimizer.steps)} updates a loss that had been"
                 " backpropagated already was backpropagated again here.",
                 tally.site,
                 updates=optimizer.steps,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.matchers.rounds import Rounds
-from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo
+from surefoot.sanitizer.rules.base import Finding, Findings, Rule, RuleInfo
 from surefoot.sanitizer.state import OptimizerState, SchedulerState
 
 LEAST_UPDATES = 20
@@ -14,42 +14,26 @@ LATE_EPOCHS = 3
 
 
 class LrNeverChanges(Rule):
-    """Scheduler object exists, L never called; or its optimizer is not the one stepping."""
+    """A scheduler is never stepped, or its optimizer is not the one that steps."""
 
     info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
-        self.completed = False
-        self.sharing: dict[int, int] = {}
-        self.first: dict[int, int] = {}
-        """Updates of a scheduler's optimizer before its first step."""
         self.rounds = self.use(Rounds)
+        self.other: dict[int, OptimizerState] = {}
+        """By scheduler: the optimizer that steps the parameters in place of its own."""
+        self.first: dict[int, int] = {}
+        """By scheduler: updates of its optimizer before its first step."""
 
     def on_scheduler_step(self, event: ev.SchedulerStep) -> None:
-        state = event.scheduler
-        if state.optimizer is not None:
-            self.first.setdefault(state.key, state.optimizer.steps)
-        if state.key in self.sharing or state.optimizer is None:
+        state, optimizer = event.scheduler, event.scheduler.optimizer
+        if optimizer is None:
             return
-        if state.steps >= LEAST_STEPS and self._idle(state):
-            other = self._other(state.optimizer)
+        self.first.setdefault(state.key, optimizer.steps)
+        if state.key not in self.other and state.steps >= LEAST_STEPS and not state.updates:
+            other = self._other(optimizer)
             if other is not None:
-                self.sharing[state.key] = other.key
-
-    def on_run_ended(self, event: ev.RunEnded) -> None:
-        self.completed = event.outcome == "completed"
-
-    def _too_late(
-        self, state: SchedulerState, optimizer: OptimizerState, updates: int, length: float
-    ) -> bool:
-        """Whether no update came after its first step, in a run of several epochs."""
-        if not self.completed or self.first.get(state.key) != optimizer.steps or updates == 0:
-            return False
-        return length > 0 and updates >= LATE_EPOCHS * length
-
-    def _idle(self, state: SchedulerState) -> bool:
-        assert state.optimizer is not None
-        return state.optimizer.steps == state.optimizer_steps_at_creation
+                self.other[state.key] = other
 
     def _other(self, optimizer: OptimizerState) -> OptimizerState | None:
         keys = {parameter.key for parameter in optimizer.parameters}
@@ -64,40 +48,44 @@ class LrNeverChanges(Rule):
 
     def findings(self) -> Findings:
         for state in self.trace.schedulers:
-            optimizer = state.optimizer
-            if optimizer is None or state.inner:
-                continue
-            updates = optimizer.steps - state.optimizer_steps_at_creation
-            ends = max((loader.ends for loader in self.trace.loaders if loader.steps), default=0)
-            length = self.rounds.length()
-            epochs = max(ends, updates / length if length else 0)
-            enough = epochs >= LEAST_EPOCHS and updates >= LEAST_STEPS
-            if self._too_late(state, optimizer, updates, length):
-                yield self.report(
-                    f"{state} was stepped only after the last of {updates} updates of its"
-                    " optimizer.",
-                    state.last_site,
-                    updates=updates,
-                    scheduler_steps=state.steps,
-                    fix="Call scheduler.step() inside the loop.",
-                )
-            elif state.steps == 0 and self.completed and (enough or updates >= LEAST_UPDATES):
-                if enough or "Plateau" not in state.kind:
-                    yield self.report(
-                        f"{state} was never stepped in {updates} updates of its optimizer.",
-                        state.site,
-                        updates=updates,
-                        scheduler_steps=0,
-                        fix="Call scheduler.step() after optimizer.step(), or remove it.",
-                    )
-            elif state.key in self.sharing and updates == 0:
-                other = next(o for o in self.trace.optimizers if o.key == self.sharing[state.key])
-                yield self.report(
-                    f"{state} was stepped {state.steps} times, but its optimizer"
-                    f" (line {optimizer.site.line}) made no step since: {other} steps the same"
-                    f" parameters, {other.steps} times at an unscheduled rate.",
-                    state.site,
-                    scheduler_steps=state.steps,
-                    steps_of_its_optimizer=0,
-                    steps_of_the_other=other.steps,
-                )
+            if state.optimizer is not None and not state.inner:
+                finding = self._judge(state, state.optimizer)
+                if finding is not None:
+                    yield finding
+
+    def _judge(self, state: SchedulerState, optimizer: OptimizerState) -> Finding | None:
+        updates, length = state.updates, self.rounds.length()
+        ends = max((loader.ends for loader in self.trace.loaders if loader.steps), default=0)
+        epochs = max(ends, updates / length if length else 0)
+        enough = epochs >= LEAST_EPOCHS and updates >= LEAST_STEPS
+        is_long = 0 < LATE_EPOCHS * length <= updates
+        if self.trace.completed and is_long and self.first.get(state.key) == optimizer.steps:
+            return self.report(
+                f"{state} was stepped only after the last of {updates} updates of its optimizer.",
+                state.last_site,
+                fix="Call scheduler.step() inside the loop.",
+                updates=updates,
+                scheduler_steps=state.steps,
+            )
+        if not state.steps and self.trace.completed and (enough or updates >= LEAST_UPDATES):
+            if not enough and "Plateau" in state.kind:
+                return None
+            return self.report(
+                f"{state} was never stepped in {updates} updates of its optimizer.",
+                state.site,
+                fix="Call scheduler.step() after optimizer.step(), or remove it.",
+                updates=updates,
+                scheduler_steps=0,
+            )
+        other = self.other.get(state.key)
+        if other is None or updates:
+            return None
+        return self.report(
+            f"{state} was stepped {state.steps} times, but its optimizer (line"
+            f" {optimizer.site.line}) made no step since: {other} steps the same parameters,"
+            f" {other.steps} times at an unscheduled rate.",
+            state.site,
+            scheduler_steps=state.steps,
+            steps_of_its_optimizer=0,
+            steps_of_the_other=other.steps,
+        )

@@ -5,53 +5,57 @@ from __future__ import annotations
 from collections import defaultdict
 
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.rules.base import Certainty, Findings, Rule, RuleInfo, Site, share
+from surefoot.sanitizer.rules.base import NOWHERE, Certainty, Findings, Rule, RuleInfo, share
 
-LEAST = 4
+LEAST_IN_A_ROW = 4
+
+
+class _Group:
+    """Updates of one parameter group at a rate of 0, with gradients."""
+
+    def __init__(self) -> None:
+        self.count = self.run = self.longest = 0
+        self.alone = 0
+        """Those of them in which another group of its optimizer had a rate."""
+        self.site = NOWHERE
 
 
 class LrZero(Rule):
-    """A group's rate is exactly 0 in more than a few S and its gradients are not zero."""
+    """The rate of a group is exactly 0 in more than a few updates that have gradients."""
 
     info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
-        self.zero: dict[tuple[int, int], int] = defaultdict(int)
-        self.run: dict[tuple[int, int], int] = defaultdict(int)
-        self.longest: dict[tuple[int, int], int] = defaultdict(int)
-        self.sites: dict[tuple[int, int], Site] = {}
-        self.alone: dict[tuple[int, int], int] = defaultdict(int)
-        """Updates of each group at a rate of 0 while another one of its optimizer had a rate."""
+        self.groups: dict[tuple[int, int], _Group] = defaultdict(_Group)
 
     def on_step_begin(self, event: ev.StepBegin) -> None:
         rates = event.optimizer.rates()
-        for index, group in enumerate(event.optimizer.groups()):
-            rate, key = group.get("lr"), (event.optimizer.key, index)
-            zero = isinstance(rate, int | float) and rate == 0
-            if zero and any(tensor.grad is not None for tensor in group["params"]):
-                self.zero[key] += 1
-                self.run[key] += 1
-                self.alone[key] += any(rates)
-                self.longest[key] = max(self.longest[key], self.run[key])
-                self.sites[key] = event.site
-            elif key in self.run:
-                self.run[key] = 0
+        for index, parameters in enumerate(event.optimizer.groups()):
+            rate, group = parameters.get("lr"), self.groups[event.optimizer.key, index]
+            is_zero = isinstance(rate, int | float) and rate == 0
+            if is_zero and any(tensor.grad is not None for tensor in parameters["params"]):
+                group.count += 1
+                group.run += 1
+                group.alone += any(rates)
+                group.longest = max(group.longest, group.run)
+                group.site = event.site
+            else:
+                group.run = 0
 
     def findings(self) -> Findings:
-        for optimizer in self.trace.optimizers:
-            for index in range(16):
-                count = self.zero.get((optimizer.key, index), 0)
-                # A cosine that touches zero once a cycle is another rule's.
-                if self.longest.get((optimizer.key, index), 0) < LEAST:
-                    continue
-                # A group that rests while others do not is frozen, for a stage or for good.
-                meant = 2 * self.alone[optimizer.key, index] >= count
-                yield self.report(
-                    f"The learning rate of group {index} was exactly 0 in"
-                    f" {share(count, optimizer.steps)} updates although there were gradients.",
-                    self.sites[optimizer.key, index],
-                    certainty=Certainty.HEURISTIC if meant else Certainty.PROOF,
-                    updates=optimizer.steps,
-                    at_zero=count,
-                    group=index,
-                )
+        steps = {optimizer.key: optimizer.steps for optimizer in self.trace.optimizers}
+        for (key, index), group in self.groups.items():
+            # A cosine that touches zero once a cycle is another rule's.
+            if group.longest < LEAST_IN_A_ROW:
+                continue
+            # A group that rests while others do not is frozen, for a stage or for good.
+            is_meant = 2 * group.alone >= group.count
+            yield self.report(
+                f"The learning rate of group {index} was exactly 0 in"
+                f" {share(group.count, steps[key])} updates although there were gradients.",
+                group.site,
+                certainty=Certainty.HEURISTIC if is_meant else Certainty.PROOF,
+                updates=steps[key],
+                at_zero=group.count,
+                group=index,
+            )
