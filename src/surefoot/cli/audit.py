@@ -83,7 +83,7 @@ def audit(
     )
     with _script_beside(session.json_target):
         result = run_audit(request)
-    if result.is_told_elsewhere:
+    if result.is_reported_elsewhere:
         raise typer.Exit(result.exit_code)
     findings, known = output.without_baseline(result.findings, base)
     _write_files(findings, places["s"], places["j"])

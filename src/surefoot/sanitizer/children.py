@@ -72,10 +72,10 @@ def _forget_inherited() -> None:
         watch.trace.active = False
 
 
-def followed(command: Any, request: str, folder: str) -> list[str] | None:
+def audited_command(command: Any, request: str, folder: str) -> list[str] | None:
     """The command that runs the same Python script or module under the audit; None for others.
 
-    >>> followed([sys.executable, "-c", "pass"], "{}", "here") is None
+    >>> audited_command([sys.executable, "-c", "pass"], "{}", "here") is None
     True
     """
     if not isinstance(command, list | tuple) or not command:
@@ -102,7 +102,7 @@ def followed(command: Any, request: str, folder: str) -> list[str] | None:
     return [*before, "-m", RUNNER, folder, request_as_json(inner)]
 
 
-class Followers:
+class AuditedChildren:
     """While active, child processes that this one starts are audited too."""
 
     def __init__(self, request: str, folder: Path) -> None:
@@ -110,7 +110,7 @@ class Followers:
         self.folder = str(folder)
         self._undo: list[Callable[[], None]] = []
 
-    def __enter__(self) -> Followers:
+    def __enter__(self) -> AuditedChildren:
         base: Any = multiprocessing.process.BaseProcess
         opened: Any = subprocess.Popen
         request, folder = self.request, self.folder
@@ -126,7 +126,7 @@ class Followers:
         @functools.wraps(open_before)
         def open_process(self: Any, args: Any, *rest: Any, **options: Any) -> None:
             if not options.get("shell") and not options.get("executable"):
-                args = followed(args, request, folder) or args
+                args = audited_command(args, request, folder) or args
             open_before(self, args, *rest, **options)
 
         base.start = start

@@ -179,6 +179,11 @@ def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
             yield from tensors_in(item, depth - 1)
 
 
+def first_node(value: Any) -> Node | None:
+    """The node of the first tensor in `value` that has a graph behind it."""
+    return next((t.grad_fn for t in tensors_in(value) if t.grad_fn is not None), None)
+
+
 def _is_wrapped(value: Any) -> bool:
     # A Python number in an expression is saved as a 0-dim float64 CPU tensor.
     return (

@@ -18,7 +18,7 @@ import types
 from collections.abc import Sequence
 from pathlib import Path
 
-from surefoot.sanitizer.attachment import Attachment
+from surefoot.sanitizer.process import ProcessAudit
 from surefoot.sanitizer.request import Request, StopAudit, request_from_json
 from surefoot.sanitizer.summary import Summary, write_report
 
@@ -32,13 +32,13 @@ def run_here(request: Request, folder: Path) -> tuple[Summary, int]:
     """
     saved_argv, saved_path = sys.argv[:], sys.path[:]
     saved_main = sys.modules["__main__"]
-    attachment = Attachment(request, folder)
-    attachment.attach()
+    process = ProcessAudit(request, folder)
+    process.attach()
     code, outcome = 1, "crashed"
     try:
         code, outcome = _outcome_of(request)
     finally:
-        summary = attachment.end(outcome)
+        summary = process.end(outcome)
         sys.argv, sys.path = saved_argv, saved_path
         sys.modules["__main__"] = saved_main
     return summary, code
@@ -50,15 +50,15 @@ def main(arguments: Sequence[str]) -> int:
     if not sys.flags.safe_path:
         # What `-m` put there for us; a script has its own folder there instead.
         sys.path.pop(0)
-    attachment = Attachment(request, folder)
-    attachment.attach_with_torch()
+    process = ProcessAudit(request, folder)
+    process.attach_with_torch()
     code, outcome = _outcome_of(request)
     if outcome in ("completed", "crashed"):
         _wait_for_threads()
     # From here on an impatient Ctrl-C would only cost the report.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    is_news = not attachment.has_nothing_new
-    summary = attachment.end(outcome)
+    is_news = not process.has_nothing_new
+    summary = process.end(outcome)
     if is_news:
         with contextlib.suppress(OSError):
             write_report(summary, folder)

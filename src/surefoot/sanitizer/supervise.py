@@ -40,8 +40,8 @@ class Result:
     updates: int
     num_processes: int
     internal_errors: tuple[str, ...] = ()
-    is_told_elsewhere: bool = False
-    """Whether another rank, started beside this one by a launcher, tells what all have seen."""
+    is_reported_elsewhere: bool = False
+    """Whether another rank, started beside this one by a launcher, reports what all have seen."""
 
 
 def audit(request: Request) -> Result:
@@ -71,15 +71,15 @@ def audit(request: Request) -> Result:
 
 def _result(summaries: Sequence[Summary], code: int) -> Result:
     trained = [s for s in summaries if s.updates or s.findings]
-    told = trained or list(summaries[:1])
+    relevant = trained or list(summaries[:1])
     # Rules that fail to compare ranks add their errors to these summaries.
-    findings = merged_reports(told)
+    findings = merged_reports(relevant)
     return Result(
         findings=findings,
         exit_code=code,
         outcome=_joint([summary.outcome for summary in summaries], code),
-        updates=max((summary.updates for summary in told), default=0),
-        num_processes=max(len(told), 1),
+        updates=max((summary.updates for summary in relevant), default=0),
+        num_processes=max(len(relevant), 1),
         internal_errors=tuple(e for summary in summaries for e in summary.internal_errors),
     )
 

@@ -34,7 +34,7 @@ class RoutineCalls:
         self.count = 0
 
 
-class Calls:
+class ModuleCalls:
     """The modules whose forward is running, and what the outermost one has met."""
 
     def __init__(self, trace: Trace) -> None:
@@ -90,7 +90,7 @@ class Calls:
 def attach(patches: Patches) -> None:
     """Watches modules for as long as the patches are in place."""
     trace = patches.trace
-    calls = Calls(trace)
+    calls = ModuleCalls(trace)
     trace.before_end.append(calls.tell_routine)
 
     def call(original: Any, self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -170,7 +170,7 @@ def _registered(
         )
 
 
-def _outermost(calls: Calls, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+def _outermost(calls: ModuleCalls, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
     trace = calls.trace
     calls.active_dropout = calls.active_batch_norm = calls.idle = calls.idle_dropout = 0
     calls.autocast = None
@@ -186,7 +186,7 @@ def _outermost(calls: Calls, original: Any, module: nn.Module, args: Any, kwargs
     return output
 
 
-def _begin(calls: Calls, module: nn.Module, args: Any, kwargs: Any) -> None:
+def _begin(calls: ModuleCalls, module: nn.Module, args: Any, kwargs: Any) -> None:
     calls.trace.know_root(module)
     if not calls.trace.wants(ev.ForwardBegin):
         return
@@ -203,7 +203,7 @@ def _begin(calls: Calls, module: nn.Module, args: Any, kwargs: Any) -> None:
     )
 
 
-def _end(calls: Calls, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+def _end(calls: ModuleCalls, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
     device = "cpu"
     input_grad = False
     for value in (*args, *kwargs.values()):
@@ -233,7 +233,7 @@ def _end(calls: Calls, module: nn.Module, args: Any, kwargs: Any, output: Any) -
     )
 
 
-def _first(calls: Calls, module: nn.Module) -> None:
+def _first(calls: ModuleCalls, module: nn.Module) -> None:
     if len(calls.seen) >= MODULES_KEPT:
         calls.seen.clear()
     calls.seen[id(module)] = weakref.ref(module)
@@ -246,7 +246,7 @@ def _first(calls: Calls, module: nn.Module) -> None:
         )
 
 
-def _sensitive(calls: Calls, module: nn.Module, args: tuple[Any, ...]) -> None:
+def _sensitive(calls: ModuleCalls, module: nn.Module, args: tuple[Any, ...]) -> None:
     if not isinstance(module, _BatchNorm):
         if _dropout_of(module) > 0:
             calls.active_dropout += module.training
@@ -305,7 +305,7 @@ def _mode(trace: Trace, module: nn.Module, mode: bool, by_user: bool) -> None:
     )
 
 
-def _dropout(calls: Calls) -> Any:
+def _dropout(calls: ModuleCalls) -> Any:
     def dropout(
         original: Any,
         input: torch.Tensor,
@@ -324,7 +324,7 @@ def _dropout(calls: Calls) -> Any:
     return dropout
 
 
-def _attention(calls: Calls) -> Any:
+def _attention(calls: ModuleCalls) -> Any:
     def attention(original: Any, *args: Any, **kwargs: Any) -> Any:
         probability = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
         if probability > 0:
@@ -334,7 +334,7 @@ def _attention(calls: Calls) -> Any:
     return attention
 
 
-def _drawn(calls: Calls, probability: float) -> None:
+def _drawn(calls: ModuleCalls, probability: float) -> None:
     root = calls.root
     owner = calls.stack[-1] if calls.stack else None
     if not isinstance(owner, _DropoutNd):
@@ -355,7 +355,7 @@ def _drawn(calls: Calls, probability: float) -> None:
     )
 
 
-def _embedding(calls: Calls) -> Any:
+def _embedding(calls: ModuleCalls) -> Any:
     def embedding(
         original: Any,
         input: torch.Tensor,

@@ -88,9 +88,17 @@ class RuleInfo:
 
 
 class Rule(Listener, abc.ABC):
-    """One kind of silent bug: `info`, any of the `on_...` handlers of events, and `findings`."""
+    """One kind of silent bug: `info`, any of the `on_...` handlers of events, and `findings`.
+
+    `class MyRule(Rule, page=__file__)` reads `info` from the page beside the module.
+    """
 
     info: ClassVar[RuleInfo]
+
+    def __init_subclass__(cls, page: str = "") -> None:
+        super().__init_subclass__()
+        if page:
+            cls.info = RuleInfo.beside(page)
 
     @abc.abstractmethod
     def findings(self) -> Findings:

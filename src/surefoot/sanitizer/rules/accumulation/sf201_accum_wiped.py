@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.matchers.windows import is_homogeneous
-from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, UpdateTally
+from surefoot.sanitizer.rules.base import Findings, Rule, UpdateTally
 
 LEAST = 3
 SHARE = 0.5
 
 
-class AccumWiped(Rule):
+class AccumWiped(Rule, page=__file__):
     """Several backward passes per step(), and gradients are cleared after each."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.wiped = UpdateTally(self.trace)
@@ -31,12 +29,11 @@ class AccumWiped(Rule):
     def findings(self) -> Findings:
         for optimizer, tally in self.wiped.often(LEAST, SHARE):
             size = tally.latest
-            yield self.report(
+            message = (
                 f"Each update follows {size} backward passes, but the gradients are cleared here"
                 f" between them, in {tally.of(optimizer.steps)} updates: {size - 1} of {size}"
-                " micro-batches are lost.",
-                tally.site,
-                updates=optimizer.steps,
-                wiped=tally.count,
-                window=size,
+                " micro-batches are lost."
+            )
+            yield self.report(
+                message, tally.site, updates=optimizer.steps, wiped=tally.count, window=size
             )

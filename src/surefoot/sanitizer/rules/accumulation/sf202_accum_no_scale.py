@@ -6,17 +6,15 @@ from collections import Counter
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.matchers.windows import is_homogeneous, main_factor
-from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, UpdateTally
+from surefoot.sanitizer.rules.base import Findings, Rule, UpdateTally
 
 LEAST = 2
 SHARE = 0.8
 """Of the windows."""
 
 
-class AccumNoScale(Rule):
+class AccumNoScale(Rule, page=__file__):
     """Several backward passes per step(), of the mean loss itself; nobody divides gradients."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.undivided = UpdateTally(self.trace)
@@ -36,11 +34,9 @@ class AccumNoScale(Rule):
             windows = self.windows[optimizer.key]
             if tally.count < SHARE * windows:
                 continue
-            yield self.report(
+            message = (
                 f"In {tally.of(windows)} windows of {tally.latest} micro-batches the mean loss is"
                 f" backpropagated undivided: the gradients add up to {tally.latest} times their"
-                " mean.",
-                tally.site,
-                windows=windows,
-                undivided=tally.count,
+                " mean."
             )
+            yield self.report(message, tally.site, windows=windows, undivided=tally.count)

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.matchers.windows import WindowTally, is_homogeneous
-from surefoot.sanitizer.rules.base import NOWHERE, Findings, Rule, RuleInfo, Site
+from surefoot.sanitizer.rules.base import NOWHERE, Findings, Rule, Site
 from surefoot.sanitizer.state import OptimizerState
 
 MOST_DROPPED = 1000
@@ -31,10 +31,8 @@ class _Windows:
             self.dropped.append((len(pending), pending[-1].site, site))
 
 
-class AccumTailDropped(Rule):
+class AccumTailDropped(Rule, page=__file__):
     """An epoch or the run ends with gradients accumulated since the last step()."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.windows: dict[int, _Windows] = defaultdict(_Windows)
@@ -67,9 +65,12 @@ class AccumTailDropped(Rule):
                 continue
             size, site, cleared = dropped[-1]
             how = f"cleared at line {cleared.line}" if cleared.line else "left when the run ended"
-            yield self.report(
+            message = (
                 f"{len(dropped)} window{'s' * (len(dropped) != 1)} of {size} instead of {usual}"
-                f" micro-batches had no step: the gradients were {how}.",
+                f" micro-batches had no step: the gradients were {how}."
+            )
+            yield self.report(
+                message,
                 site,
                 usual_window=usual,
                 dropped_windows=len(dropped),

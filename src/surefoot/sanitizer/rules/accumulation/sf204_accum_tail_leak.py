@@ -6,13 +6,11 @@ from collections import defaultdict
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.matchers.windows import WindowTally
-from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, UpdateTally
+from surefoot.sanitizer.rules.base import Findings, Rule, UpdateTally
 
 
-class AccumTailLeak(Rule):
+class AccumTailLeak(Rule, page=__file__):
     """A window spans an epoch boundary and has more backward passes than the others."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.windows: dict[int, WindowTally] = defaultdict(WindowTally)
@@ -31,12 +29,11 @@ class AccumTailLeak(Rule):
     def findings(self) -> Findings:
         for optimizer, tally in self.leaks.often(1):
             usual = self.windows[optimizer.key].usual
-            yield self.report(
+            message = (
                 f"{tally.count} updates at the start of an epoch were made of {tally.latest}"
                 f" instead of {usual} micro-batches: the rest of the epoch before was still in the"
-                " gradients.",
-                tally.site,
-                leaks=tally.count,
-                usual_window=usual,
-                window=tally.latest,
+                " gradients."
+            )
+            yield self.report(
+                message, tally.site, leaks=tally.count, usual_window=usual, window=tally.latest
             )

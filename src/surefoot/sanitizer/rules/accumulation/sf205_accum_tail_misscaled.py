@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.matchers.windows import WindowTally, is_homogeneous, main_factor
-from surefoot.sanitizer.rules.base import NOWHERE, Findings, Rule, RuleInfo
+from surefoot.sanitizer.rules.base import NOWHERE, Findings, Rule
 
 MOST_FACTORS = 1000
 
@@ -21,10 +21,8 @@ class _Windows:
         self.site = NOWHERE
 
 
-class AccumTailMisscaled(Rule):
+class AccumTailMisscaled(Rule, page=__file__):
     """A window has fewer backward passes than the others, and its losses the same factor."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.windows: dict[int, _Windows] = defaultdict(_Windows)
@@ -48,10 +46,13 @@ class AccumTailMisscaled(Rule):
             if not short:
                 continue
             size = max(short, key=lambda n: short[n])
-            yield self.report(
+            message = (
                 f"{sum(short.values())} windows of {size} micro-batches had their losses divided"
                 f" by {usual}, the length of a full window: that gradient is {size}/{usual} of"
-                " what it should be.",
+                " what it should be."
+            )
+            yield self.report(
+                message,
                 windows.site,
                 usual_window=usual,
                 short_window=size,

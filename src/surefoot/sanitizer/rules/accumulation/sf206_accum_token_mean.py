@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.matchers.windows import is_homogeneous
-from surefoot.sanitizer.rules.base import Certainty, Findings, Rule, RuleInfo, Site, Tally
+from surefoot.sanitizer.rules.base import Certainty, Findings, Rule, Site, Tally
 from surefoot.sanitizer.state import BackwardRecord
 
 LEAST = 2
@@ -17,10 +17,8 @@ SPREAD = 0.05
 """Counts of a window that differ by less than this share of their mean are as good as equal."""
 
 
-class AccumTokenMean(Rule):
+class AccumTokenMean(Rule, page=__file__):
     """The number of targets that count varies in a window while the factor stays constant."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.are_tokens = False
@@ -65,10 +63,13 @@ class AccumTokenMean(Rule):
                 # What is drawn as one sample (a graph, a set) may count as one.
                 certainty = Certainty.HEURISTIC
             listed = ", ".join(f"{count:g}" for count in counts[:6])
-            yield self.report(
+            message = (
                 f"In {tally.of(windows)} windows the micro-batches had"
                 f" different numbers of targets (last: {listed}), and the mean of each counted"
-                " the same.",
+                " the same."
+            )
+            yield self.report(
+                message,
                 site,
                 certainty=certainty,
                 windows=windows,

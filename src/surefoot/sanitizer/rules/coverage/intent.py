@@ -24,7 +24,7 @@ common and no sign of a copy."""
 class _Model:
     """What is known of an outermost module."""
 
-    told_at: int = 0
+    train_line: int = 0
     """Line that put it into train mode, where that was the last word; 0 for none."""
     trains: bool = True
     """Whether it was in train mode whenever it was looked at."""
@@ -76,7 +76,7 @@ class Intent(Listener):
             if model is None or not own or self.trace.is_trained(module):
                 continue
             word = self.modes.word_on(module)
-            model.told_at = word[1].line if word is not None and word[0] else 0
+            model.train_line = word[1].line if word is not None and word[0] else 0
             model.trains = model.trains and module.training
             model.is_copy = model.is_copy or (len(own) > ONE_LAYER and shapes.count(own) > 1)
             yield key, module
@@ -88,8 +88,8 @@ class Intent(Listener):
             return ""
         if clipped:
             return "their gradients are clipped"
-        if model.told_at:
-            return f"their model was put into train mode at line {model.told_at}"
+        if model.train_line:
+            return f"their model was put into train mode at line {model.train_line}"
         if model.is_copy or key in self.loaded:
             return ""
         if model.fed_by_trained:

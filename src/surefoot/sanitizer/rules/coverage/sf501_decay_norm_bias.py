@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.matchers.leaves import listed
-from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, Site
+from surefoot.sanitizer.rules.base import Findings, Rule, Site
 
 
-class DecayNormBias(Rule):
+class DecayNormBias(Rule, page=__file__):
     """weight_decay > 0 on parameters of norm modules or 1-D ones."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.done: set[int] = set()

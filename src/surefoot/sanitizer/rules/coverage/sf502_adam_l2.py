@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, Site
+from surefoot.sanitizer.rules.base import Findings, Rule, Site
 
 ADAPTIVE = ("Adam", "NAdam", "RAdam", "Adamax")
 
 
-class AdamL2(Rule):
+class AdamL2(Rule, page=__file__):
     """Adam-like class with weight_decay and not decoupled."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.found: dict[int, tuple[str, float, Site]] = {}

@@ -8,7 +8,7 @@ import torch
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.matchers.leaves import listed, sample_of
-from surefoot.sanitizer.rules.base import Certainty, Findings, Rule, RuleInfo, share
+from surefoot.sanitizer.rules.base import Certainty, Findings, Rule, share
 from surefoot.sanitizer.rules.coverage.frozen_rows import FrozenRows, is_hooked
 from surefoot.sanitizer.state import OptimizerState, ParameterState
 
@@ -19,10 +19,8 @@ LEAST_OF_ROWS = 6
 LONG = 8
 
 
-class FrozenDecayed(Rule):
+class FrozenDecayed(Rule, page=__file__):
     """A parameter whose gradient is zero at every step still changes at S."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.before: dict[int, list[tuple[ParameterState, torch.Tensor]]] = {}
@@ -87,10 +85,13 @@ class FrozenDecayed(Rule):
             count = max(self.moved[s.key] for s in chosen)
             decays = sorted(set(optimizer.decays))
             names = [self.names[s.key] for s in chosen]
-            yield self.report(
+            message = (
                 f"{len(chosen)} parameters had a gradient of zero and were changed all the same by"
                 f" {optimizer.kind} (weight decay {', '.join(f'{d:g}' for d in decays)}) in"
-                f" {share(count, optimizer.steps)} updates: {listed(names)}.",
+                f" {share(count, optimizer.steps)} updates: {listed(names)}."
+            )
+            yield self.report(
+                message,
                 optimizer.last_step_site,
                 certainty=Certainty.STRONG if never else Certainty.HEURISTIC,
                 updates=optimizer.steps,
@@ -112,9 +113,12 @@ class FrozenDecayed(Rule):
             count = int(rows.zeroed.sum())
             if not count or rows.moved < max(1, min(LEAST_OF_ROWS, rows.steps)):
                 continue
-            yield self.report(
+            message = (
                 f"{count} rows of {rows.name} had their gradients zeroed in all of {rows.steps}"
-                f" steps that were looked at, and {optimizer.kind} changed them in {rows.moved}.",
+                f" steps that were looked at, and {optimizer.kind} changed them in {rows.moved}."
+            )
+            yield self.report(
+                message,
                 optimizer.last_step_site,
                 rows=count,
                 steps=rows.steps,

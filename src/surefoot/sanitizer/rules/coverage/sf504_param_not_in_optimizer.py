@@ -9,7 +9,7 @@ import torch
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.matchers.leaves import Leaf, UnheldLeaves, listed
-from surefoot.sanitizer.rules.base import Certainty, Finding, Findings, Rule, RuleInfo
+from surefoot.sanitizer.rules.base import Certainty, Finding, Findings, Rule
 from surefoot.sanitizer.rules.coverage.intent import Intent, of_module
 
 LAST_LOOK = 64
@@ -20,10 +20,8 @@ SHARE_REACHED = 0.3
 SHARE_IN_VAIN = 0.3
 
 
-class ParamNotInOptimizer(Rule):
+class ParamNotInOptimizer(Rule, page=__file__):
     """Leaf with requires_grad that no stepping optimizer, nor in-place update, ever changes."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.leaves = self.use(UnheldLeaves)
@@ -124,9 +122,12 @@ class ParamNotInOptimizer(Rule):
         stepping = [o for o in self.trace.optimizers if o.steps]
         site = stepping[-1].site if stepping else forgotten[0].site
         numel = sum(leaf.numel for leaf in forgotten)
-        return self.report(
+        message = (
             f"{len(names)} parameters ({numel:,} values) take part in the loss but are in no"
-            f" optimizer, and nothing changed them{also}: {listed(names)}.",
+            f" optimizer, and nothing changed them{also}: {listed(names)}."
+        )
+        return self.report(
+            message,
             site,
             certainty=certainty,
             parameters=names[:50],

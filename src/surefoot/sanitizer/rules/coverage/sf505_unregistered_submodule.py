@@ -9,15 +9,13 @@ from torch import nn
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.matchers.leaves import UnheldLeaves, listed
-from surefoot.sanitizer.rules.base import Certainty, Findings, Rule, RuleInfo, Site
+from surefoot.sanitizer.rules.base import Certainty, Findings, Rule, Site
 
 MOST_ITEMS = 1000
 
 
-class UnregisteredSubmodule(Rule):
+class UnregisteredSubmodule(Rule, page=__file__):
     """Leaf of a module called within the root that is not in `root.parameters()`."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.leaves = self.use(UnheldLeaves)
@@ -81,10 +79,13 @@ class UnregisteredSubmodule(Rule):
         if self.held:
             _, root, site = next(iter(self.held.values()))
             kinds = sorted({kind for kind, _, _ in self.held.values()})
-            yield self.report(
+            message = (
                 f"{len(self.held)} parameters of modules called in {root}.forward"
                 f" ({listed(kinds)}) are not parameters of {root}. An optimizer has them, but"
-                " state_dict(), to() and train() do not reach them.",
+                " state_dict(), to() and train() do not reach them."
+            )
+            yield self.report(
+                message,
                 site,
                 certainty=Certainty.STRONG,
                 parameters=len(self.held),
@@ -97,14 +98,11 @@ class UnregisteredSubmodule(Rule):
             return
         _, root, site = found[0]
         kinds = sorted({kind for kind, _, _ in found})
-        yield self.report(
+        message = (
             f"{len(found)} parameters of modules called in {root}.forward ({listed(kinds)}) are"
-            f" not parameters of {root}: no optimizer has them and they never changed.",
-            site,
-            parameters=len(found),
-            modules=kinds,
-            root=root,
+            f" not parameters of {root}: no optimizer has them and they never changed."
         )
+        yield self.report(message, site, parameters=len(found), modules=kinds, root=root)
 
 
 def _is_in_plain_container(root: nn.Module, module: nn.Module) -> bool:

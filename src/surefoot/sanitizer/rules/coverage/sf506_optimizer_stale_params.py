@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.matchers.leaves import listed
-from surefoot.sanitizer.rules.base import Finding, Findings, Rule, RuleInfo
+from surefoot.sanitizer.rules.base import Finding, Findings, Rule
 from surefoot.sanitizer.rules.coverage.replaced import Replaced, Replacements
 from surefoot.sanitizer.state import OptimizerState
 
@@ -14,10 +14,8 @@ LEAST = 2
 SAME = 0.8
 
 
-class OptimizerStaleParams(Rule):
+class OptimizerStaleParams(Rule, page=__file__):
     """Tensors that no longer occur in any graph, while same-shaped leaves are not held."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.stale: dict[int, list[int]] = defaultdict(list)
@@ -57,20 +55,23 @@ class OptimizerStaleParams(Rule):
             since = optimizer.steps - looks[0] if looks else 0
             if len(looks) < LEAST or since < LEAST:
                 continue
-            yield self.report(
+            message = (
                 f"{since} steps of {optimizer} moved parameters that are in no graph any more,"
                 f" while the loss depends on {len(optimizer.parameters)} tensors of the same"
-                " shapes that no optimizer holds.",
-                optimizer.site,
-                steps=since,
-                parameters=len(optimizer.parameters),
+                " shapes that no optimizer holds."
+            )
+            yield self.report(
+                message, optimizer.site, steps=since, parameters=len(optimizer.parameters)
             )
 
     def _of_replaced(self, optimizer: OptimizerState, found: Replaced, steps: int) -> Finding:
-        return self.report(
+        message = (
             f"{optimizer} holds {found.old} parameters that no model has any more; those that took"
             f" their place are in no optimizer and stayed as they were over {steps} steps:"
-            f" {listed(found.names)}.",
+            f" {listed(found.names)}."
+        )
+        return self.report(
+            message,
             optimizer.site,
             steps=steps,
             gone=found.old,

@@ -6,17 +6,15 @@ from collections import Counter
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.matchers.leaves import some_values
-from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo
+from surefoot.sanitizer.rules.base import Findings, Rule
 from surefoot.sanitizer.state import OptimizerState
 
 LEAST = 10
 LOOKS = 50
 
 
-class OptimizerNeverStepped(Rule):
+class OptimizerNeverStepped(Rule, page=__file__):
     """Optimizer whose parameters get gradients but S never fires."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.completed = False
@@ -57,10 +55,10 @@ class OptimizerNeverStepped(Rule):
             prepared = bool(self.trace.schedulers) or self.zeroed[optimizer.key] >= LEAST
             if fed < LEAST or (not stepped and not prepared and fed < 5 * LEAST):
                 continue
-            yield self.report(
+            message = (
                 f"{optimizer} never stepped, although its parameters got gradients from {fed}"
-                " backward passes.",
-                optimizer.site,
-                backward_passes=fed,
-                updates_of_others=self.trace.updates,
+                " backward passes."
+            )
+            yield self.report(
+                message, optimizer.site, backward_passes=fed, updates_of_others=self.trace.updates
             )

@@ -9,17 +9,15 @@ from torch import nn
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.matchers.leaves import listed
-from surefoot.sanitizer.rules.base import Certainty, Finding, Findings, Rule, RuleInfo
+from surefoot.sanitizer.rules.base import Certainty, Finding, Findings, Rule
 from surefoot.sanitizer.state import OptimizerState, ParameterState
 
 LEAST = 3
 LOOKS = range(3, 12)
 
 
-class ParamNoGrad(Rule):
+class ParamNoGrad(Rule, page=__file__):
     """Parameter in a stepping optimizer, requires_grad, never receives a gradient."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.called: dict[int, weakref.ref[torch.Tensor]] = {}
@@ -90,9 +88,12 @@ class ParamNoGrad(Rule):
     ) -> Finding:
         names = [self.trace.name(state) for state in states]
         how = "was called" if certainty is Certainty.PROOF else "was never called by itself"
-        return self.report(
+        message = (
             f"{len(states)} parameters of {optimizer} got no gradient in {optimizer.steps} updates"
-            f" (their module {how}): {listed(names)}.",
+            f" (their module {how}): {listed(names)}."
+        )
+        return self.report(
+            message,
             optimizer.last_backward_site,
             certainty=certainty,
             updates=optimizer.steps,

@@ -9,7 +9,7 @@ from torch import nn
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer import graph
-from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, Site
+from surefoot.sanitizer.rules.base import Findings, Rule, Site
 
 LEAST = 3
 MOST_MODELS = 1_000
@@ -18,10 +18,8 @@ LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
-class ParamFrozenByMistake(Rule):
+class ParamFrozenByMistake(Rule, page=__file__):
     """The last Linear has init-like weights and requires_grad False while others train."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.loaded: set[int] = set()
@@ -70,13 +68,11 @@ class ParamFrozenByMistake(Rule):
         for name, root, site in self.found.values():
             if self.trace.updates < LEAST:
                 continue
-            yield self.report(
+            message = (
                 f"{name or 'The output layer'} of {root} has the weights of a fresh"
-                " initialisation and asks for no gradient, while layers before it are trained.",
-                site,
-                layer=name,
-                root=root,
+                " initialisation and asks for no gradient, while layers before it are trained."
             )
+            yield self.report(message, site, layer=name, root=root)
 
 
 def _outputs(layers: dict[str, Layer], output: object) -> Iterator[str]:

@@ -7,7 +7,7 @@ import weakref
 import torch
 
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.rules.base import NOWHERE, Findings, Rule, RuleInfo
+from surefoot.sanitizer.rules.base import NOWHERE, Findings, Rule
 from surefoot.sanitizer.rules.coverage.ties import Ties
 from surefoot.sanitizer.trace import Trace
 
@@ -40,10 +40,8 @@ class _Pair:
         self.trained = all(state is not None and state.backwards for state in states)
 
 
-class TiedWeightsBroken(Rule):
+class TiedWeightsBroken(Rule, page=__file__):
     """Two parameters equal at init, both trained, diverge."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.looks = 0
@@ -110,9 +108,12 @@ class TiedWeightsBroken(Rule):
             difference = pair.difference
             if not difference or not pair.trained:
                 continue
-            yield self.report(
+            message = (
                 f"{pair.names[0]} and {pair.names[1]} were {pair.how} before training and differ by"
-                f" up to {difference:.3g} after {self.trace.updates} updates: they are not tied.",
+                f" up to {difference:.3g} after {self.trace.updates} updates: they are not tied."
+            )
+            yield self.report(
+                message,
                 self.site,
                 parameters=list(pair.names),
                 difference=difference,

@@ -8,7 +8,7 @@ import torch
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.matchers.leaves import listed, sample_of
-from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, share
+from surefoot.sanitizer.rules.base import Findings, Rule, share
 from surefoot.sanitizer.rules.coverage.remainders import keeps_remainder
 from surefoot.sanitizer.state import OptimizerState, ParameterState
 
@@ -24,10 +24,8 @@ PART = 0.72
 Sampled = tuple[ParameterState, torch.Tensor, torch.Tensor]
 
 
-class LowPrecisionUpdateLost(Rule):
+class LowPrecisionUpdateLost(Rule, page=__file__):
     """S with gradient and LR leaves most elements of a bf16 / fp16 parameter bit-identical."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.before: dict[int, list[Sampled]] = {}
@@ -107,11 +105,14 @@ class LowPrecisionUpdateLost(Rule):
             if self._all_move(optimizer):
                 continue
             rate = max(optimizer.rates(), default=0.0)
-            yield self.report(
+            message = (
                 f"In {share(len(bad), len(shares))} sampled steps of {optimizer.kind} at lr"
                 f" {rate:g}, {min(bad):.0%} to {max(bad):.0%} of the {self.dtype[optimizer.key]}"
                 " weights with a gradient stayed bit-identical:"
-                f" {listed(self.names[optimizer.key], 4)}.",
+                f" {listed(self.names[optimizer.key], 4)}."
+            )
+            yield self.report(
+                message,
                 optimizer.last_step_site,
                 sampled_steps=len(shares),
                 lost_shares=shares[:20],

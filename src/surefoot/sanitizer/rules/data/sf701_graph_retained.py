@@ -7,7 +7,7 @@ import weakref
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer import graph
-from surefoot.sanitizer.rules.base import NOWHERE, Findings, Rule, RuleInfo, Site
+from surefoot.sanitizer.rules.base import NOWHERE, Findings, Rule, Site
 
 LEAST = 10
 LEAST_PILE = 3
@@ -26,10 +26,8 @@ class _Note:
     __slots__ = ("__weakref__",)
 
 
-class GraphRetained(Rule):
+class GraphRetained(Rule, page=__file__):
     """Loss nodes older than some updates keep growing in number."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.losses, self.outputs = _Living(), _Living()
@@ -59,9 +57,12 @@ class GraphRetained(Rule):
     def findings(self) -> Findings:
         if self.carried >= 2 * LEAST:
             name, site = self.carrier
-            yield self.report(
+            message = (
                 f"The parameter {name} carries a graph of {self.carried} operations: it was changed"
-                " in place from trained weights with gradients enabled.",
+                " in place from trained weights with gradients enabled."
+            )
+            yield self.report(
+                message,
                 site,
                 operations=self.carried,
                 parameter=name,
@@ -69,9 +70,12 @@ class GraphRetained(Rule):
             )
         for living, what in ((self.losses, "losses"), (self.outputs, "outputs of the model")):
             if living.most >= LEAST or living.piles >= LEAST_PILES:
-                yield self.report(
+                message = (
                     f"Up to {living.most} {what} of earlier updates still had their whole graph in"
-                    " memory: something keeps the tensor itself.",
+                    " memory: something keeps the tensor itself."
+                )
+                yield self.report(
+                    message,
                     living.site,
                     living_graphs=living.most,
                     times_piled_up=living.piles,

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections import Counter
 
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, Site, share
+from surefoot.sanitizer.rules.base import Findings, Rule, Site, share
 
 LEAST_UPDATES = 20
 SHARE = 0.9
 
 
-class SyncEveryStep(Rule):
+class SyncEveryStep(Rule, page=__file__):
     """`.item()` and the like on device tensors, from the user's lines, in nearly every step."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.calls: Counter[tuple[Site, str]] = Counter()

@@ -10,7 +10,7 @@ import torch
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer import graph
 from surefoot.sanitizer.matchers import fingerprints
-from surefoot.sanitizer.rules.base import NOWHERE, Findings, Rule, RuleInfo, Site, share
+from surefoot.sanitizer.rules.base import NOWHERE, Findings, Rule, Site, share
 from surefoot.sanitizer.rules.data.batch_words import batch_sizes
 
 LEAST = 10
@@ -18,10 +18,8 @@ SHARE = 0.5
 MOST_TENSORS = 4
 
 
-class DataRepeatedBatch(Rule):
+class DataRepeatedBatch(Rule, page=__file__):
     """Fingerprints of consecutive training batches are identical."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.now: list[int] = []
@@ -89,9 +87,12 @@ class DataRepeatedBatch(Rule):
         if self.longest >= LEAST and self.longest >= SHARE * self.trace.updates:
             batches = "more" if self.loader_batches is None else self.loader_batches
             others = f"; the DataLoader has {batches} batches" if self.from_loader else ""
-            yield self.report(
+            message = (
                 f"{share(self.longest + 1, self.trace.updates)} updates in a row saw the same"
-                f" batch{others}.",
+                f" batch{others}."
+            )
+            yield self.report(
+                message,
                 self.site,
                 updates=self.trace.updates,
                 same_batch=self.longest + 1,

@@ -9,17 +9,15 @@ from torch.utils.data import IterableDataset
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer import graph
 from surefoot.sanitizer.matchers import fingerprints
-from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, Site
+from surefoot.sanitizer.rules.base import Findings, Rule, Site
 
 MOST_SAMPLES = 20_000
 LEAST_SAMPLES = 8
 SHARE = 0.8
 
 
-class DataWorkerDuplicates(Rule):
+class DataWorkerDuplicates(Rule, page=__file__):
     """IterableDataset with workers and duplicate samples in one pass."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.workers: dict[int, int] = {}
@@ -71,9 +69,12 @@ class DataWorkerDuplicates(Rule):
 
     def findings(self) -> Findings:
         for key, (total, distinct) in self.found.items():
-            yield self.report(
+            message = (
                 f"One pass gave {total} samples, {distinct} of them distinct: each of the"
-                f" {self.workers[key]} workers yields all of them.",
+                f" {self.workers[key]} workers yields all of them."
+            )
+            yield self.report(
+                message,
                 self.sites[key],
                 samples=total,
                 distinct=distinct,

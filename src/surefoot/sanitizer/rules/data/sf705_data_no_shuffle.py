@@ -6,16 +6,14 @@ from torch.utils.data import IterableDataset
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.matchers import fingerprints
-from surefoot.sanitizer.rules.base import NOWHERE, Findings, Rule, RuleInfo, Site
+from surefoot.sanitizer.rules.base import NOWHERE, Findings, Rule, Site
 
 MOST_BATCHES = 4096
 LEAST_PERIOD = 3
 
 
-class DataNoShuffle(Rule):
+class DataNoShuffle(Rule, page=__file__):
     """Training loader with SequentialSampler, or the same sequence of batches again."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.sequential: dict[int, int] = {}
@@ -48,21 +46,19 @@ class DataNoShuffle(Rule):
         for loader in self.trace.loaders:
             epochs = self.sequential.get(loader.key, 0)
             if epochs > 1 and loader.steps > 0:
-                yield self.report(
+                message = (
                     f"This DataLoader trained for {epochs} epochs in the order of its dataset"
-                    " (SequentialSampler).",
-                    loader.site,
-                    epochs=epochs,
-                    batches=loader.num_batches,
+                    " (SequentialSampler)."
                 )
+                yield self.report(message, loader.site, epochs=epochs, batches=loader.num_batches)
         period = _period(self.sequence)
         if period and not self.sequential:
-            yield self.report(
+            message = (
                 f"The same {period} batches came in the same order"
-                f" {len(self.sequence) // period} times.",
-                self.site,
-                batches=period,
-                passes=len(self.sequence) // period,
+                f" {len(self.sequence) // period} times."
+            )
+            yield self.report(
+                message, self.site, batches=period, passes=len(self.sequence) // period
             )
 
 

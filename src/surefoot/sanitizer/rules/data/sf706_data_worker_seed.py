@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.rules.base import NOWHERE, Findings, Rule, RuleInfo, Site
+from surefoot.sanitizer.rules.base import NOWHERE, Findings, Rule, Site
 
 MOST_REPORTS = 2000
 
 
-class DataWorkerSeed(Rule):
+class DataWorkerSeed(Rule, page=__file__):
     """Equal states of a random stream that is used, in two workers."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.seen: dict[tuple[object, str, str], set[tuple[int, int]]] = defaultdict(set)
@@ -41,10 +39,8 @@ class DataWorkerSeed(Rule):
         for stream, workers in shared.items():
             several = len({worker for _, worker in workers}) > 1
             who = "several workers" if several else "the workers of every epoch"
-            yield self.report(
+            message = (
                 f"{stream} had the same state in {who} ({len(workers)} worker processes) when it"
-                " was drawn from.",
-                self.site,
-                stream=stream,
-                processes=len(workers),
+                " was drawn from."
             )
+            yield self.report(message, self.site, stream=stream, processes=len(workers))

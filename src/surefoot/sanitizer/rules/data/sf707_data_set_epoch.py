@@ -8,13 +8,11 @@ from typing import Any
 from torch.utils.data import DistributedSampler
 
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, Site
+from surefoot.sanitizer.rules.base import Findings, Rule, Site
 
 
-class DataSetEpoch(Rule):
+class DataSetEpoch(Rule, page=__file__):
     """DistributedSampler with shuffle iterated again at an unchanged epoch."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.last: dict[int, tuple[int, int]] = {}
@@ -37,10 +35,10 @@ class DataSetEpoch(Rule):
 
     def findings(self) -> Findings:
         for key, count in self.repeats.items():
-            yield self.report(
+            message = (
                 f"{count + 1} epochs of this loader used the same epoch number"
-                f" ({self.last[key][0]}) of its DistributedSampler: the same order each time.",
-                self.sites[key],
-                epochs=count + 1,
-                sampler_epoch=self.last[key][0],
+                f" ({self.last[key][0]}) of its DistributedSampler: the same order each time."
+            )
+            yield self.report(
+                message, self.sites[key], epochs=count + 1, sampler_epoch=self.last[key][0]
             )

@@ -9,15 +9,13 @@ from torch.utils.data import RandomSampler
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.matchers.fingerprints import generator_digest
-from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, Site
+from surefoot.sanitizer.rules.base import Findings, Rule, Site
 
 LEAST = 2
 
 
-class RngResetInLoop(Rule):
+class RngResetInLoop(Rule, page=__file__):
     """Global seed set after training began, or the state at an epoch's start seen before."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.pending: tuple[Site, object] | None = None
@@ -63,19 +61,17 @@ class RngResetInLoop(Rule):
         for (site, seed), updates in self.resets.items():
             if len(set(updates)) >= LEAST:
                 told = True
-                yield self.report(
+                message = (
                     f"torch.manual_seed({seed}) ran {len(updates)} times after training began, and"
-                    " training went on from it.",
-                    site,
-                    seed=seed,
-                    resets=len(updates),
-                    at_updates=updates[:20],
+                    " training went on from it."
+                )
+                yield self.report(
+                    message, site, seed=seed, resets=len(updates), at_updates=updates[:20]
                 )
         for site, count in self.repeats.items():
             if not told:
-                yield self.report(
+                message = (
                     f"{count} epochs started from a random state that an earlier epoch had started"
-                    " from: the order of the data repeats.",
-                    site,
-                    repeats=count,
+                    " from: the order of the data repeats."
                 )
+                yield self.report(message, site, repeats=count)

@@ -10,16 +10,14 @@ import torch
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer import graph
-from surefoot.sanitizer.rules.base import NOWHERE, Certainty, Findings, Rule, RuleInfo, Site, share
+from surefoot.sanitizer.rules.base import NOWHERE, Certainty, Findings, Rule, Site, share
 
 SKIPPED_SHARE = 0.1
 LEAST_SKIPPED = 4
 
 
-class DataNan(Rule):
+class DataNan(Rule, page=__file__):
     """NaN or inf in a training input, or steps skipped more than a small share."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.pending: Site = NOWHERE
@@ -28,7 +26,7 @@ class DataNan(Rule):
         """What the latest batch of a loader had in floating point: targets are in it too."""
         self.batches = 0
         self.bad = 0
-        self.told = True
+        self.judged = True
         """Whether the latest training forward was judged already."""
         self.suspect = False
         """Whether both its input and its output are not finite."""
@@ -44,45 +42,45 @@ class DataNan(Rule):
     def on_forward_begin(self, event: ev.ForwardBegin) -> None:
         if not event.grad_enabled:
             return
-        if not self.told:
+        if not self.judged:
             self.skips = True
             if self.suspect:
                 self._count()
         self.batches += 1
         self.pending = event.site
-        self.told = self.suspect = False
+        self.judged = self.suspect = False
         self.inputs = _floating([*event.arguments, *event.keywords.values()])
 
     def on_forward_end(self, event: ev.ForwardEnd) -> None:
         # Who skips batches leaves no backward pass by which the bad ones could be told.
-        if self.skips and event.grad_enabled and not self.told and self._has_bad(self.inputs):
+        if self.skips and event.grad_enabled and not self.judged and self._has_bad(self.inputs):
             self.suspect = any(self._is_bad(t) for t in graph.tensors_in(event.output))
 
     def on_loss_called(self, event: ev.LossCalled) -> None:
         value = graph.number(event.output)
-        if self.told or not event.grad_enabled or value is None or math.isfinite(value):
+        if self.judged or not event.grad_enabled or value is None or math.isfinite(value):
             return
         target = _floating([event.target])
         if self._has_bad(self.inputs) or self._has_bad(target):
             self._count()
 
     def on_backward_begin(self, event: ev.BackwardBegin) -> None:
-        if self.told or not event.roots:
+        if self.judged or not event.roots:
             return
         value = graph.number(event.roots[0])
         # Inputs are read only where the loss is not finite, or tells nothing without a wait.
         is_finite = value is not None and math.isfinite(value)
         if not is_finite and (self._has_bad(self.inputs) or self._has_bad(self.batch)):
             self._count()
-        self.told = True
+        self.judged = True
 
     def on_run_ended(self, event: ev.RunEnded) -> None:
-        if self.suspect and not self.told:
+        if self.suspect and not self.judged:
             self._count()
 
     def _count(self) -> None:
         self.bad += 1
-        self.told = True
+        self.judged = True
         self.site = self.pending
 
     def _has_bad(self, tensors: list[weakref.ref[torch.Tensor]]) -> bool:
@@ -104,21 +102,22 @@ class DataNan(Rule):
 
     def findings(self) -> Findings:
         if self.bad:
-            yield self.report(
+            message = (
                 f"{share(self.bad, self.batches)} training forwards had NaN or infinity in their"
-                " input or target, and the loss was not finite.",
-                self.site,
-                forwards=self.batches,
-                not_finite=self.bad,
+                " input or target, and the loss was not finite."
             )
+            yield self.report(message, self.site, forwards=self.batches, not_finite=self.bad)
             return
         for steps in self.scaler_steps.values():
             after = steps[steps.index(True) :] if True in steps else []
             skipped = after.count(False)
             if skipped >= LEAST_SKIPPED and skipped > SKIPPED_SHARE * len(after):
-                yield self.report(
+                message = (
                     f"The gradient scaler skipped {share(skipped, len(after))} steps after it had"
-                    " found a scale: gradients are often not finite.",
+                    " found a scale: gradients are often not finite."
+                )
+                yield self.report(
+                    message,
                     self.scaler_site,
                     certainty=Certainty.STRONG,
                     steps=len(after),

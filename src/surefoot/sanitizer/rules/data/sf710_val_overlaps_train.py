@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.frames import user_stack
 from surefoot.sanitizer.matchers import fingerprints
-from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, Site
+from surefoot.sanitizer.rules.base import Findings, Rule, Site
 from surefoot.sanitizer.rules.data.lives import Lives
 
 MOST_SAMPLES = 50_000
@@ -29,10 +29,8 @@ Key = tuple[int, int, tuple[tuple[str, int], ...]]
 """Which life of a model was evaluated, after which loader, from which lines."""
 
 
-class ValOverlapsTrain(Rule):
+class ValOverlapsTrain(Rule, page=__file__):
     """Sample fingerprints seen both before S and in no-grad evaluation."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.mask = 0
@@ -160,13 +158,12 @@ class ValOverlapsTrain(Rule):
             if LOW < part < HIGH or (part >= HIGH and is_claimed):
                 told.add(evaluation.site)
                 called = f" of what line {evaluation.claim} calls validation or test" * is_claimed
-                yield self.report(
+                message = (
                     f"{common} of {evaluated} evaluated samples ({part:.0%}){called} were trained"
-                    " on.",
-                    evaluation.site,
-                    evaluated=evaluated,
-                    trained=len(train),
-                    common=common,
+                    " on."
+                )
+                yield self.report(
+                    message, evaluation.site, evaluated=evaluated, trained=len(train), common=common
                 )
 
 

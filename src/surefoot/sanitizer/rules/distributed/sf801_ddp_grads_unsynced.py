@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from surefoot.sanitizer.rules.base import Certainty, Finding, Findings, RuleInfo
+from surefoot.sanitizer.rules.base import Certainty, Finding, Findings
 from surefoot.sanitizer.rules.distributed.checksums import RankComparison, RankRule, comparisons
 
 
-class DdpGradsUnsynced(RankRule):
+class DdpGradsUnsynced(RankRule, page=__file__):
     """Digests of gradients differ across ranks when the optimizer steps."""
-
-    info = RuleInfo.beside(__file__)
 
     @classmethod
     def across(cls, facts: Mapping[int, Any]) -> Findings:
@@ -34,10 +32,13 @@ class DdpGradsUnsynced(RankRule):
         # Ranks that only began alike might mean to go their own ways.
         is_proof = nothing and comparison.averages_gradients
         which = "the gradients" if nothing else f"gradients of {len(names)} parameters"
-        return cls.report(
+        message = (
             f"At most of {comparison.seen} sampled updates {which} of ranks"
             f" {comparison.named_ranks} differ when the optimizer steps:"
-            f" {', '.join(sorted(names)[:5])}.",
+            f" {', '.join(sorted(names)[:5])}."
+        )
+        return cls.report(
+            message,
             comparison.place,
             certainty=Certainty.PROOF if is_proof else Certainty.STRONG,
             sampled=comparison.seen,

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from surefoot.sanitizer.rules.base import Findings, RuleInfo, share
+from surefoot.sanitizer.rules.base import Findings, share
 from surefoot.sanitizer.rules.distributed.checksums import RankRule, comparisons
 
 
-class DdpNoSyncMisuse(RankRule):
+class DdpNoSyncMisuse(RankRule, page=__file__):
     """The last wrapped forward of each window had synchronisation off; gradients differ."""
-
-    info = RuleInfo.beside(__file__)
 
     @classmethod
     def across(cls, facts: Mapping[int, Any]) -> Findings:
@@ -20,10 +18,13 @@ class DdpNoSyncMisuse(RankRule):
             names = found.unequal - found.reunited
             if not found.never_synchronises or not names or found.averages_weights:
                 continue
-            yield cls.report(
+            message = (
                 f"The last forward before {share(found.unsynced, found.windows)} steps ran with"
                 f" gradient synchronisation off, and the gradients of ranks {found.named_ranks}"
-                " differ when the optimizer steps.",
+                " differ when the optimizer steps."
+            )
+            yield cls.report(
+                message,
                 found.place,
                 sampled=found.seen,
                 ranks=list(found.ranks),

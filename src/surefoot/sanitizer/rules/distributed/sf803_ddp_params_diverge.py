@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from surefoot.sanitizer.rules.base import Findings, RuleInfo
+from surefoot.sanitizer.rules.base import Findings
 from surefoot.sanitizer.rules.distributed.checksums import RankRule, comparisons
 
 RESTORE = "Restore the same optimizer state, and set the same rates, on every rank."
 
 
-class DdpParamsDiverge(RankRule):
+class DdpParamsDiverge(RankRule, page=__file__):
     """Digests of weights differ across ranks although their gradients are equal."""
-
-    info = RuleInfo.beside(__file__)
 
     @classmethod
     def across(cls, facts: Mapping[int, Any]) -> Findings:
@@ -29,9 +27,12 @@ class DdpParamsDiverge(RankRule):
                 if began
                 else "they started alike, so the optimizers' states or settings differ"
             )
-            yield cls.report(
+            message = (
                 f"At most of {found.seen} sampled updates the weights of ranks"
-                f" {found.named_ranks} differ, although their gradients are equal: {why}.",
+                f" {found.named_ranks} differ, although their gradients are equal: {why}."
+            )
+            yield cls.report(
+                message,
                 found.place,
                 fix=cls.info.fix if began else RESTORE,
                 sampled=found.seen,

@@ -9,7 +9,7 @@ from typing import Any
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer import graph
 from surefoot.sanitizer.matchers import fingerprints
-from surefoot.sanitizer.rules.base import NOWHERE, Findings, RuleInfo, Site, share
+from surefoot.sanitizer.rules.base import NOWHERE, Findings, Site, share
 from surefoot.sanitizer.rules.distributed.checksums import RankRule, comparisons, teams
 
 MOST_BATCHES = 64
@@ -18,10 +18,8 @@ LEAST = 3
 SHARE = 0.8
 
 
-class DdpDuplicateData(RankRule):
+class DdpDuplicateData(RankRule, page=__file__):
     """Equal batch fingerprints on two ranks in several steps."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         super().setup()
@@ -55,9 +53,12 @@ class DdpDuplicateData(RankRule):
                 pairs = list(zip(team[one]["digests"], team[two]["digests"], strict=False))
                 same = sum(a == b for a, b in pairs)
                 if same >= LEAST and same >= SHARE * len(pairs):
-                    yield cls.report(
+                    message = (
                         f"Ranks {one} and {two} had the same input in {share(same, len(pairs))}"
-                        " training forwards.",
+                        " training forwards."
+                    )
+                    yield cls.report(
+                        message,
                         Site(*team[one]["place"]),
                         ranks=[one, two],
                         same=same,

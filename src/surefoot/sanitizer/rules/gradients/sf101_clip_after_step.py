@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, Site, UpdateTally, share
+from surefoot.sanitizer.rules.base import Findings, Rule, Site, UpdateTally, share
 
 LEAST = 3
 
@@ -20,10 +20,8 @@ class _LateClip(NamedTuple):
     norm: float | None
 
 
-class ClipAfterStep(Rule):
+class ClipAfterStep(Rule, page=__file__):
     """A clip after step() and before the next backward(), of gradients that no step uses again."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.waiting: dict[int, _LateClip] = {}
@@ -73,10 +71,13 @@ class ClipAfterStep(Rule):
             count = tally.count + (optimizer.key in self.waiting)
             _, _, line, limit, norm = self.latest[optimizer.key]
             measured = "" if norm is None else f"; the norm was {norm:.3g} before the last clip"
-            yield self.report(
+            message = (
                 f"Clip to {limit:g} comes after {optimizer.kind}.step() at line {line}, after"
                 f" {share(count, optimizer.steps)} updates{measured}. The clipped gradients were"
-                " cleared without being used.",
+                " cleared without being used."
+            )
+            yield self.report(
+                message,
                 tally.site,
                 fix=f"Move the clip between backward() and the step at line {line}.",
                 updates=optimizer.steps,

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.rules.base import Findings, Looks, Rule, RuleInfo, Site, share
+from surefoot.sanitizer.rules.base import Findings, Looks, Rule, Site, share
 
 LEAST = 3
 SHARE = 0.8
 
 
-class ClipBeforeBackward(Rule):
+class ClipBeforeBackward(Rule, page=__file__):
     """A clip while every gradient is None or cleared."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.empty = Looks[Site]()
@@ -24,10 +22,8 @@ class ClipBeforeBackward(Rule):
 
     def findings(self) -> Findings:
         for site, count, clips in self.empty.often(LEAST, SHARE):
-            yield self.report(
+            message = (
                 f"In {share(count, clips)} calls of this clip no parameter had a gradient: it runs"
-                " before backward() and does nothing.",
-                site,
-                clips=clips,
-                without_gradient=count,
+                " before backward() and does nothing."
             )
+            yield self.report(message, site, clips=clips, without_gradient=count)

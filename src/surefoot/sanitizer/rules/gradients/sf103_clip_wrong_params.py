@@ -9,15 +9,13 @@ import torch
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.matchers.leaves import some_values
-from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, Site, share
+from surefoot.sanitizer.rules.base import Findings, Rule, Site, share
 
 LEAST = 3
 
 
-class ClipWrongParams(Rule):
+class ClipWrongParams(Rule, page=__file__):
     """The clipped parameters share nothing with any optimizer that steps."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.pending: list[tuple[Site, frozenset[int], int]] = []
@@ -76,11 +74,9 @@ class ClipWrongParams(Rule):
             if count < LEAST or count < 0.8 * self.clips[site] or self.used[site]:
                 continue
             optimizer = next(o for o in self.trace.optimizers if o.key == key)
-            yield self.report(
+            message = (
                 f"In {share(count, self.clips[site])} calls this clip touched no parameter of"
                 f" {optimizer}, the optimizer that steps next, and no other step used what it"
-                " clipped.",
-                site,
-                clips=self.clips[site],
-                missed=count,
+                " clipped."
             )
+            yield self.report(message, site, clips=self.clips[site], missed=count)

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.matchers.windows import is_homogeneous
-from surefoot.sanitizer.rules.base import NOWHERE, Findings, Rule, RuleInfo, UpdateTally
+from surefoot.sanitizer.rules.base import NOWHERE, Findings, Rule, UpdateTally
 
 LEAST = 2
 
@@ -20,10 +20,8 @@ class _Clips:
         """By parameter: after how many backward passes it was clipped."""
 
 
-class ClipPerMicrostep(Rule):
+class ClipPerMicrostep(Rule, page=__file__):
     """Several clips over the same parameters in one update, each after its own backward()."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.clips: dict[int, _Clips] = defaultdict(_Clips)
@@ -47,9 +45,12 @@ class ClipPerMicrostep(Rule):
 
     def findings(self) -> Findings:
         for optimizer, tally in self.several.often(LEAST):
-            yield self.report(
+            message = (
                 f"Up to {tally.most} clips per update, each after its own backward(), in"
-                f" {tally.of(optimizer.steps)} updates.",
+                f" {tally.of(optimizer.steps)} updates."
+            )
+            yield self.report(
+                message,
                 tally.site,
                 updates=optimizer.steps,
                 updates_with_several_clips=tally.count,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.rules.base import Findings, Looks, Rule, RuleInfo, Site, share
+from surefoot.sanitizer.rules.base import Findings, Looks, Rule, Site, share
 
 LEAST = 3
 SCALED_LIMIT = 32.0
@@ -14,10 +14,8 @@ SCALED_SHARE = 0.05
 MOST_SETTINGS = 64
 
 
-class ClipScaledGrads(Rule):
+class ClipScaledGrads(Rule, page=__file__):
     """A clip of gradients that a GradScaler scaled and that nobody unscaled."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.clips = Looks[Site]()
@@ -43,14 +41,11 @@ class ClipScaledGrads(Rule):
             if count < min(LEAST, clips) or _goes_with_scale(self.settings[site]):
                 continue
             scale = "" if self.scale is None else f" of {self.scale:g}"
-            yield self.report(
+            message = (
                 f"Clip to {self.limit:g} of gradients that carry the loss scale{scale}, in"
-                f" {share(count, clips)} calls: unscale_() did not run before.",
-                site,
-                clips=clips,
-                scaled=count,
-                scale=self.scale,
+                f" {share(count, clips)} calls: unscale_() did not run before."
             )
+            yield self.report(message, site, clips=clips, scaled=count, scale=self.scale)
 
 
 def _goes_with_scale(settings: set[tuple[float, float]]) -> bool:

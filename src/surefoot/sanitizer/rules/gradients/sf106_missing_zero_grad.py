@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, UpdateTally
+from surefoot.sanitizer.rules.base import Findings, Rule, UpdateTally
 from surefoot.sanitizer.state import OptimizerState
 
 LEAST = 3
@@ -11,10 +11,8 @@ SHARE = 0.2
 """Of the updates."""
 
 
-class MissingZeroGrad(Rule):
+class MissingZeroGrad(Rule, page=__file__):
     """At a step the buffers hold backward passes that an earlier step has used."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.stale, self.again = UpdateTally(self.trace), UpdateTally(self.trace)
@@ -33,19 +31,25 @@ class MissingZeroGrad(Rule):
 
     def findings(self) -> Findings:
         for optimizer, tally in self.again.often(LEAST, SHARE, short_runs=False):
-            yield self.report(
+            message = (
                 f"{tally.of(optimizer.steps)} steps of {optimizer} used the very gradients of the"
-                " step before: no backward pass lay between them.",
+                " step before: no backward pass lay between them."
+            )
+            yield self.report(
+                message,
                 tally.site,
                 fix="Call step() once per update.",
                 updates=optimizer.steps,
                 repeated_steps=tally.count,
             )
         for optimizer, tally in self.stale.often(LEAST, SHARE, short_runs=False):
-            yield self.report(
+            message = (
                 f"{tally.of(optimizer.steps)} steps of {optimizer} used gradients that an earlier"
                 f" step had used already; up to {tally.most} backward passes were summed in one"
-                " buffer.",
+                " buffer."
+            )
+            yield self.report(
+                message,
                 tally.site,
                 updates=optimizer.steps,
                 updates_with_used_gradients=tally.count,

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, UpdateTally
+from surefoot.sanitizer.rules.base import Findings, Rule, UpdateTally
 
 LEAST = 3
 
 
-class ZeroGradBeforeStep(Rule):
+class ZeroGradBeforeStep(Rule, page=__file__):
     """Between the last backward() and step() every gradient became None or zero."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.empty = UpdateTally(self.trace)
@@ -25,11 +23,11 @@ class ZeroGradBeforeStep(Rule):
 
     def findings(self) -> Findings:
         for optimizer, tally in self.empty.often(LEAST):
-            yield self.report(
+            message = (
                 f"In {tally.of(optimizer.steps)} updates the gradients that backward() at line"
                 f" {optimizer.last_backward_site.line} computed were cleared here before"
-                f" {optimizer.kind}.step() at line {optimizer.last_step_site.line} could use them.",
-                tally.site,
-                updates=optimizer.steps,
-                empty_updates=tally.count,
+                f" {optimizer.kind}.step() at line {optimizer.last_step_site.line} could use them."
+            )
+            yield self.report(
+                message, tally.site, updates=optimizer.steps, empty_updates=tally.count
             )

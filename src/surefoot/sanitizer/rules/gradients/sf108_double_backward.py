@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, Site, UpdateTally
+from surefoot.sanitizer.rules.base import Findings, Rule, Site, UpdateTally
 from surefoot.sanitizer.state import OptimizerState
 
 LEAST = 3
@@ -11,10 +11,8 @@ LEAST_VALUES = 2
 Values = tuple[float, ...]
 
 
-class DoubleBackward(Rule):
+class DoubleBackward(Rule, page=__file__):
     """Two backward passes over one loss graph between zero_grad() and step()."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.doubled = UpdateTally(self.trace)
@@ -52,13 +50,11 @@ class DoubleBackward(Rule):
 
     def findings(self) -> Findings:
         for optimizer, tally in self.doubled.often(LEAST):
-            yield self.report(
+            message = (
                 f"In {tally.of(optimizer.steps)} updates a loss that had been"
-                " backpropagated already was backpropagated again here.",
-                tally.site,
-                updates=optimizer.steps,
-                doubled=tally.count,
+                " backpropagated already was backpropagated again here."
             )
+            yield self.report(message, tally.site, updates=optimizer.steps, doubled=tally.count)
 
 
 def _gradient(optimizer: OptimizerState) -> Values:

@@ -45,12 +45,12 @@ class LossRule(Rule, ABC):
         """Whether a call is wrong; None where it cannot be told."""
 
     @abstractmethod
-    def told(self, site: Site, count: int) -> Finding | None:
+    def describe(self, site: Site, count: int) -> Finding | None:
         """What there is to say of a place where all of `count` calls were wrong."""
 
     def findings(self) -> Findings:
         for site, count, _ in self.looks.often(LEAST_LOOKS):
-            finding = self.told(site, count)
+            finding = self.describe(site, count)
             if finding is not None:
                 yield finding
 

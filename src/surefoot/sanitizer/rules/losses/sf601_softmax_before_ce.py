@@ -5,14 +5,13 @@ from __future__ import annotations
 import torch
 
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.rules.base import Finding, RuleInfo, Site
+from surefoot.sanitizer.rules.base import Finding, Site
 from surefoot.sanitizer.rules.losses.loss_rule import SOFTMAX, LossRule, comes_from
 
 
-class SoftmaxBeforeCe(LossRule):
+class SoftmaxBeforeCe(LossRule, page=__file__):
     """The input of cross_entropy is the output of a softmax."""
 
-    info = RuleInfo.beside(__file__)
     losses = ("cross_entropy",)
 
     def is_wrong(self, event: ev.LossCalled) -> bool | None:
@@ -20,13 +19,12 @@ class SoftmaxBeforeCe(LossRule):
             return None
         return is_probabilities(event.input)
 
-    def told(self, site: Site, count: int) -> Finding:
-        return self.report(
+    def describe(self, site: Site, count: int) -> Finding:
+        message = (
             "The input of this cross_entropy is a softmax: non-negative and summing to 1 over the"
-            f" classes, in all {count} calls looked at.",
-            site,
-            calls_looked_at=count,
+            f" classes, in all {count} calls looked at."
         )
+        return self.report(message, site, calls_looked_at=count)
 
 
 def is_probabilities(values: torch.Tensor) -> bool:

@@ -6,7 +6,7 @@ import torch
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer import graph
-from surefoot.sanitizer.rules.base import Finding, RuleInfo, Site
+from surefoot.sanitizer.rules.base import Finding, Site
 from surefoot.sanitizer.rules.losses.loss_rule import LossRule, comes_from
 
 MAX_LOGSUMEXP = 0.05
@@ -14,10 +14,9 @@ MAX_LOGSUMEXP = 0.05
 LOGITS = ("Addmm", "Mm", "Bmm", "Convolution", "Linear")
 
 
-class NllOnLogits(LossRule):
+class NllOnLogits(LossRule, page=__file__):
     """The input of nll_loss is not normalised."""
 
-    info = RuleInfo.beside(__file__)
     losses = ("nll_loss",)
 
     def setup(self) -> None:
@@ -37,13 +36,12 @@ class NllOnLogits(LossRule):
         # Probabilities, the other common mistake, sum to more than 1 too.
         return off > MAX_LOGSUMEXP
 
-    def told(self, site: Site, count: int) -> Finding:
+    def describe(self, site: Site, count: int) -> Finding:
         below = f"; the loss fell to {self.lowest:.3g}" if self.lowest < 0 else ""
-        return self.report(
+        message = (
             "The input of nll_loss is not log-probabilities: logsumexp over the classes is up to"
-            f" {self.worst:.3g} away from 0 in all {count} calls looked at{below}.",
-            site,
-            calls_looked_at=count,
-            logsumexp=self.worst,
-            loss=self.lowest,
+            f" {self.worst:.3g} away from 0 in all {count} calls looked at{below}."
+        )
+        return self.report(
+            message, site, calls_looked_at=count, logsumexp=self.worst, loss=self.lowest
         )

@@ -5,16 +5,15 @@ from __future__ import annotations
 import torch
 
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.rules.base import Finding, RuleInfo, Site
+from surefoot.sanitizer.rules.base import Finding, Site
 from surefoot.sanitizer.rules.losses.loss_rule import SOFTMAX, LossRule, comes_from
 
 TOLERANCE = 0.01
 
 
-class KlDivInputNotLog(LossRule):
+class KlDivInputNotLog(LossRule, page=__file__):
     """The input of kl_div has positive values, or its exponentials sum to more than 1."""
 
-    info = RuleInfo.beside(__file__)
     losses = ("kl_div",)
 
     def setup(self) -> None:
@@ -32,14 +31,12 @@ class KlDivInputNotLog(LossRule):
         self.highest = max(self.highest, highest)
         return highest > TOLERANCE or _sums_over_one(plain)
 
-    def told(self, site: Site, count: int) -> Finding:
-        return self.report(
+    def describe(self, site: Site, count: int) -> Finding:
+        message = (
             f"The input of kl_div is not log-probabilities in all {count} calls looked at (highest"
-            f" value {self.highest:.3g}; logarithms of probabilities are at most 0).",
-            site,
-            calls_looked_at=count,
-            highest=self.highest,
+            f" value {self.highest:.3g}; logarithms of probabilities are at most 0)."
         )
+        return self.report(message, site, calls_looked_at=count, highest=self.highest)
 
 
 def _sums_over_one(values: torch.Tensor) -> bool:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.rules.base import Finding, RuleInfo, Site
+from surefoot.sanitizer.rules.base import Finding, Site
 from surefoot.sanitizer.rules.losses.attention import looks_ahead
 from surefoot.sanitizer.rules.losses.loss_rule import TokenLossRule, directions
 
 
-class LabelsNotShifted(TokenLossRule):
+class LabelsNotShifted(TokenLossRule, page=__file__):
     """Targets equal the embedded ids place by place, and the model is causal."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         super().setup()
@@ -35,11 +33,9 @@ class LabelsNotShifted(TokenLossRule):
         causal, ahead = looks_ahead(event.output.grad_fn, ids[-1].shape[1])
         return causal > 0 and ahead == 0
 
-    def told(self, site: Site, count: int) -> Finding:
-        return self.report(
+    def describe(self, site: Site, count: int) -> Finding:
+        message = (
             f"In all {count} calls looked at, the targets equal the input ids place by place, and"
-            " the model is causal: it predicts the token that it is given.",
-            site,
-            calls_looked_at=count,
-            offset=0,
+            " the model is causal: it predicts the token that it is given."
         )
+        return self.report(message, site, calls_looked_at=count, offset=0)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.rules.base import Finding, RuleInfo, Site
+from surefoot.sanitizer.rules.base import Finding, Site
 from surefoot.sanitizer.rules.losses.loss_rule import TokenLossRule
 
 
-class LabelsDoubleShifted(TokenLossRule):
+class LabelsDoubleShifted(TokenLossRule, page=__file__):
     """Targets equal the embedded ids two places on, for nearly all positions."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         super().setup()
@@ -27,13 +25,11 @@ class LabelsDoubleShifted(TokenLossRule):
         self.trains[event.site] = event.grad_enabled
         return 2 in found and 1 not in found
 
-    def told(self, site: Site, count: int) -> Finding | None:
+    def describe(self, site: Site, count: int) -> Finding | None:
         if self.trains[site] in self.one_ahead:
             return None
-        return self.report(
+        message = (
             f"In all {count} calls looked at, the targets equal the input ids two places on: they"
-            " were shifted twice.",
-            site,
-            calls_looked_at=count,
-            offset=2,
+            " were shifted twice."
         )
+        return self.report(message, site, calls_looked_at=count, offset=2)

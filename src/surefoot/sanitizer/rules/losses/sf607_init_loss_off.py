@@ -8,16 +8,14 @@ import torch
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer import graph
-from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, Site
+from surefoot.sanitizer.rules.base import Findings, Rule, Site
 
 LOW, HIGH = 0.6, 1.35
 """Of log(number of classes)."""
 
 
-class InitLossOff(Rule):
+class InitLossOff(Rule, page=__file__):
     """The first mean cross entropy over log(number of classes) is outside 0.6 to 1.35."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.loaded = self.done = False

@@ -8,17 +8,15 @@ from typing import Any
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer import graph
-from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, Site
+from surefoot.sanitizer.rules.base import Findings, Rule, Site
 
 ELEMENTWISE = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 EXPLICIT = ("Unsqueeze", "View", "ReshapeAlias", "Expand", "T", "Transpose", "Permute")
 Shape = tuple[int, ...]
 
 
-class LossBroadcast(Rule):
+class LossBroadcast(Rule, page=__file__):
     """Elementwise op between (N, 1) and (N) feeding a reduction that becomes the loss."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.calls: Counter[tuple[Site, Shape, Shape]] = Counter()
@@ -42,25 +40,19 @@ class LossBroadcast(Rule):
 
     def findings(self) -> Findings:
         for (site, one, two), count in self.calls.items():
-            yield self.report(
+            message = (
                 f"{count} calls of this loss compared shapes {one} and {two}: they broadcast to"
-                f" ({one[0]}, {one[0]}).",
-                site,
-                calls=count,
-                input=list(one),
-                target=list(two),
+                f" ({one[0]}, {one[0]})."
             )
+            yield self.report(message, site, calls=count, input=list(one), target=list(two))
         if self.calls:
             return
         for (site, operand, result), count in self.graphs.items():
-            yield self.report(
+            message = (
                 f"What is backpropagated here holds a difference of shape {result} with an operand"
-                f" of shape {operand}: prediction and target were broadcast against each other.",
-                site,
-                seen=count,
-                operand=list(operand),
-                result=list(result),
+                f" of shape {operand}: prediction and target were broadcast against each other."
             )
+            yield self.report(message, site, seen=count, operand=list(operand), result=list(result))
             return
 
 

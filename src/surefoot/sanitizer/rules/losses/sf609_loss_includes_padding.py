@@ -6,17 +6,15 @@ import torch
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.matchers.sequences import rows_of
-from surefoot.sanitizer.rules.base import Finding, RuleInfo, Site
+from surefoot.sanitizer.rules.base import Finding, Site
 from surefoot.sanitizer.rules.losses.loss_rule import TokenLossRule
 
 LEAST_SHARE = 0.05
 LEAST_RUN = 2
 
 
-class LossIncludesPadding(TokenLossRule):
+class LossIncludesPadding(TokenLossRule, page=__file__):
     """One target value fills the tail of rows, is the padding value, and is not ignored."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         super().setup()
@@ -50,12 +48,9 @@ class LossIncludesPadding(TokenLossRule):
         self.share, self.value = share, value
         return True
 
-    def told(self, site: Site, count: int) -> Finding:
-        return self.report(
+    def describe(self, site: Site, count: int) -> Finding:
+        message = (
             f"In all {count} calls looked at, rows of targets end in runs of {self.value}, which"
-            f" counts in the loss: {self.share:.0%} of all targets.",
-            site,
-            calls_looked_at=count,
-            share=self.share,
-            value=self.value,
+            f" counts in the loss: {self.share:.0%} of all targets."
         )
+        return self.report(message, site, calls_looked_at=count, share=self.share, value=self.value)

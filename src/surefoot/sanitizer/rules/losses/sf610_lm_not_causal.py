@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.rules.base import Finding, RuleInfo, Site
+from surefoot.sanitizer.rules.base import Finding, Site
 from surefoot.sanitizer.rules.losses.attention import looks_ahead
 from surefoot.sanitizer.rules.losses.loss_rule import TokenLossRule, directions
 
 
-class LmNotCausal(TokenLossRule):
+class LmNotCausal(TokenLossRule, page=__file__):
     """Targets are shifted by one, and attention (or a recurrent layer) looks ahead."""
 
-    info = RuleInfo.beside(__file__)
     in_training = True
 
     def setup(self) -> None:
@@ -34,16 +33,14 @@ class LmNotCausal(TokenLossRule):
         self.layers = max(self.layers, ahead)
         return ahead > 0 or self.now_bidirectional
 
-    def told(self, site: Site, count: int) -> Finding:
+    def describe(self, site: Site, count: int) -> Finding:
         how = (
             f"{self.layers} self-attentions or convolutions reach beyond their own place"
             if self.layers
             else "a recurrent layer is bidirectional"
         )
-        return self.report(
+        message = (
             f"The targets are the inputs one place on, but {how}: the model sees the token that it"
-            f" is to predict (in all {count} calls looked at).",
-            site,
-            calls_looked_at=count,
-            layers_that_look_ahead=self.layers,
+            f" is to predict (in all {count} calls looked at)."
         )
+        return self.report(message, site, calls_looked_at=count, layers_that_look_ahead=self.layers)

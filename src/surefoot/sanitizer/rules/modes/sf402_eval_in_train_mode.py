@@ -4,57 +4,51 @@ from __future__ import annotations
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.matchers.copies import WeightCopies, gives_targets
-from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, Site
+from surefoot.sanitizer.rules.base import Findings, Rule, Site
+from surefoot.sanitizer.rules.modes.active_calls import ActiveCalls, is_active
+
+MOST_PLACES = 1000
 
 
-class _Seen:
+class _Evaluation:
+    """Forwards of one module at one place."""
+
     def __init__(self) -> None:
-        self.calls = 0
-        self.dropout = 0
-        self.batch_norm = 0
-        self.outside_training_data = 0
-        self.with_loss = 0
-        self.intervals: set[int] = set()
-        self.name = ""
+        self.calls = ActiveCalls()
+        self.outside_training_data = self.with_loss = 0
+
+    @property
+    def recalibrates(self) -> bool:
+        """Whether it only brings the statistics of BatchNorm up to date with training data."""
+        return not (self.calls.dropout or self.outside_training_data or self.with_loss)
 
 
-class EvalInTrainMode(Rule):
-    """No-grad forward with active dropout or updating BatchNorm after training began."""
-
-    info = RuleInfo.beside(__file__)
+class EvalInTrainMode(Rule, page=__file__):
+    """A forward without gradients with active dropout or BatchNorm after training began."""
 
     def setup(self) -> None:
-        self.seen: dict[tuple[int, Site], _Seen] = {}
+        self.seen: dict[tuple[int, Site], _Evaluation] = {}
         self.copies = self.use(WeightCopies)
-        self.latest: _Seen | None = None
+        self.latest: _Evaluation | None = None
         self.trained_batch = -1
         """Number of the batch that the latest training forward was given."""
 
     def on_forward_end(self, event: ev.ForwardEnd) -> None:
-        active = event.active_dropout or event.active_batch_norm
+        data = self.trace.data
         if event.grad_enabled and event.training:
-            self.trained_batch = self.trace.data.batches
-        if event.grad_enabled or not event.training or not active:
-            return
-        if "update_bn" in self.trace.causes:
+            self.trained_batch = data.batches
+        if event.grad_enabled or not is_active(event) or "update_bn" in self.trace.causes:
             return
         if not self.trace.is_trained(event.module) and not self.copies.follows(event.module):
             return
         key = self.trace.module_key(event.module), event.site
-        if key not in self.seen and len(self.seen) >= 1000:
+        if key not in self.seen and len(self.seen) >= MOST_PLACES:
             return
-        seen = self.seen.setdefault(key, _Seen())
-        seen.calls += 1
-        seen.dropout += event.active_dropout > 0
-        seen.batch_norm += event.active_batch_norm > 0
-        loader = self.trace.data.loader
+        seen = self.latest = self.seen.setdefault(key, _Evaluation())
+        seen.calls.add(event, self.trace.updates)
         # Without a batch of its own since training, its data come from elsewhere.
-        fetched = self.trace.data.batches != self.trained_batch
-        seen.outside_training_data += loader is None or loader.steps == 0 or not fetched
-        if len(seen.intervals) < 10_000:
-            seen.intervals.add(self.trace.updates)
-        seen.name = type(event.module).__name__
-        self.latest = seen
+        fetched = data.batches != self.trained_batch
+        seen.outside_training_data += data.loader is None or not data.loader.steps or not fetched
 
     def on_loss_called(self, event: ev.LossCalled) -> None:
         if not event.grad_enabled and self.latest is not None:
@@ -63,26 +57,13 @@ class EvalInTrainMode(Rule):
 
     def findings(self) -> Findings:
         for (_, site), seen in self.seen.items():
-            if gives_targets(seen.intervals, self.trace.updates):
+            calls = seen.calls
+            if gives_targets(calls.intervals, self.trace.updates) or seen.recalibrates:
                 continue
-            recalibrates = (
-                not seen.dropout and not seen.outside_training_data and not seen.with_loss
+            what = ["dropout was active"] * bool(calls.dropout)
+            what += ["BatchNorm updated its statistics"] * bool(calls.batch_norm)
+            message = (
+                f"{calls.count} forwards of {calls.name} without gradients ran in train mode after"
+                f" training began: {' and '.join(what)}."
             )
-            if recalibrates:
-                continue
-            what = " and ".join(
-                text
-                for text, there in (
-                    ("dropout was active", seen.dropout),
-                    ("BatchNorm updated its statistics", seen.batch_norm),
-                )
-                if there
-            )
-            yield self.report(
-                f"{seen.calls} forwards of {seen.name} without gradients ran in train mode after"
-                f" training began: {what}.",
-                site,
-                forwards=seen.calls,
-                with_active_dropout=seen.dropout,
-                with_updating_batch_norm=seen.batch_norm,
-            )
+            yield self.report(message, site, **calls.evidence)

@@ -8,14 +8,18 @@ from collections import Counter, defaultdict
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer import graph
 from surefoot.sanitizer.matchers.copies import WeightCopies, gives_targets
-from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, Site, share
+from surefoot.sanitizer.rules.base import Findings, Rule, Site, share
+from surefoot.sanitizer.rules.modes.active_calls import MOST_INTERVALS
 
 LEAST = 2
-MOST_INTERVALS = 10_000
+SHARE = 0.9
+MOST_PLACES = 1000
 NOTE = "surefoot-eval-graph"
+Place = tuple[Site, str]
+"""A line, and the name of the module that it calls."""
 
 
-class _Note:
+class _GraphNote:
     """Lives as long as the graph node whose metadata holds it."""
 
     __slots__ = ("__weakref__", "used")
@@ -25,25 +29,22 @@ class _Note:
         """Whether the node was backpropagated: a cell that outlives the note."""
 
 
-class EvalWithGrad(Rule):
-    """Eval-mode forward with grad enabled whose graph is freed without any B."""
-
-    info = RuleInfo.beside(__file__)
+class EvalWithGrad(Rule, page=__file__):
+    """A forward in eval mode with gradients enabled whose graph is freed without a backward()."""
 
     def setup(self) -> None:
-        self.all: Counter[tuple[Site, str]] = Counter()
-        self.unused: Counter[tuple[Site, str]] = Counter()
+        self.all: Counter[Place] = Counter()
+        self.unused: Counter[Place] = Counter()
         self.copies = self.use(WeightCopies)
-        self.intervals: dict[tuple[Site, str], set[int]] = defaultdict(set)
+        self.intervals: dict[Place, set[int]] = defaultdict(set)
         """Numbers of updates after which a copy of the trained model was called."""
-        self.completed = False
-        self.open: dict[int, tuple[weakref.ref[_Note], tuple[Site, str]]] = {}
+        self.open: dict[int, tuple[weakref.ref[_GraphNote], Place]] = {}
 
     def on_forward_end(self, event: ev.ForwardEnd) -> None:
         if not event.grad_enabled or event.training or event.input_grad:
             return
-        output = next((t for t in graph.tensors_in(event.output) if t.grad_fn is not None), None)
-        if output is None or output.grad_fn is None or len(self.all) > 1000:
+        node = graph.first_node(event.output)
+        if node is None or len(self.all) > MOST_PLACES:
             return
         key = event.site, type(event.module).__name__
         if not self.trace.is_trained(event.module):
@@ -51,9 +52,13 @@ class EvalWithGrad(Rule):
                 return
             if len(self.intervals[key]) < MOST_INTERVALS:
                 self.intervals[key].add(self.trace.updates)
-        note, number = _Note(), event.seq
-        used = note.used
         self.all[key] += 1
+        self._follow(node, event.seq, key)
+
+    def _follow(self, node: graph.Node, number: int, key: Place) -> None:
+        """Counts a graph as unused where it is freed before anybody backpropagates it."""
+        note = _GraphNote()
+        used = note.used
 
         def backpropagated(grads: object) -> None:
             used[0] = True
@@ -63,29 +68,24 @@ class EvalWithGrad(Rule):
             if not used[0]:
                 self.unused[key] += 1
 
-        graph.notes_of(output.grad_fn)[NOTE] = note
-        output.grad_fn.register_prehook(backpropagated)
+        graph.notes_of(node)[NOTE] = note
+        node.register_prehook(backpropagated)
         self.open[number] = weakref.ref(note, freed), key
-
-    def on_run_ended(self, event: ev.RunEnded) -> None:
-        self.completed = event.outcome == "completed"
 
     def findings(self) -> Findings:
         unused = self.unused.copy()
-        # Graphs that are still there when the script is over are used by nobody any more.
-        kept = [(note, key) for reference, key in self.open.values() if (note := reference())]
-        unused.update(key for note, key in kept if self.completed and not note.used[0])
-        for key, count in unused.items():
-            if count < LEAST or count < 0.9 * self.all[key]:
+        if self.trace.completed:
+            # Graphs that are still there when the script is over are used by nobody any more.
+            kept = [(note, key) for reference, key in self.open.values() if (note := reference())]
+            unused.update(key for note, key in kept if not note.used[0])
+        for (site, name), count in unused.items():
+            forwards = self.all[site, name]
+            if count < max(LEAST, SHARE * forwards):
                 continue
             # A copy that is called in most updates gives them targets.
-            if gives_targets(self.intervals.get(key, set()), self.trace.updates):
-                continue
-            site, name = key
-            yield self.report(
-                f"{share(count, self.all[key])} forwards of {name} in eval mode built a graph"
-                " that was never backpropagated.",
-                site,
-                forwards=self.all[key],
-                unused_graphs=count,
-            )
+            if not gives_targets(self.intervals.get((site, name), set()), self.trace.updates):
+                message = (
+                    f"{share(count, forwards)} forwards of {name} in eval mode built a graph that"
+                    " was never backpropagated."
+                )
+                yield self.report(message, site, forwards=forwards, unused_graphs=count)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, Site
+from surefoot.sanitizer.rules.base import Findings, Rule, Site
 
 
-class DropoutInEval(Rule):
+class DropoutInEval(Rule, page=__file__):
     """A mask is drawn while the root is in eval, by what `eval()` cannot reach."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.drawn: Counter[tuple[Site, str, str]] = Counter()

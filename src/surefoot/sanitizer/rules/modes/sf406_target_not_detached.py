@@ -6,16 +6,14 @@ from typing import Any
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer import graph
-from surefoot.sanitizer.rules.base import Findings, Looks, Rule, RuleInfo, Site, look_now
+from surefoot.sanitizer.rules.base import Findings, Looks, Rule, Site, look_now
 
 LEAST_LOOKS = 3
 REGRESSION = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 
 
-class TargetNotDetached(Rule):
+class TargetNotDetached(Rule, page=__file__):
     """Both operands of the regression loss depend on the same parameters."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.calls = Looks[Site]()
@@ -38,12 +36,11 @@ class TargetNotDetached(Rule):
     def findings(self) -> Findings:
         found = [*self.calls.often(LEAST_LOOKS)] or self.graphs.often(LEAST_LOOKS)
         for site, count, _ in found:
-            yield self.report(
+            message = (
                 "Prediction and target of this loss depend on the same parameters, and the target"
-                f" has the form reward + factor × value, in all {count} calls looked at.",
-                site,
-                calls_looked_at=count,
+                f" has the form reward + factor × value, in all {count} calls looked at."
             )
+            yield self.report(message, site, calls_looked_at=count)
 
 
 def _bootstraps(one: Any, two: Any) -> bool:

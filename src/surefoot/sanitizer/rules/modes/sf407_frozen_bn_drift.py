@@ -2,59 +2,63 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from dataclasses import dataclass, field
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, Site
+from surefoot.sanitizer.rules.base import Findings, Rule, Site
 
 LEAST = 3
 
 
-class FrozenBnDrift(Rule):
-    """BatchNorm with all affine parameters frozen updates its statistics while the root trains."""
+@dataclass
+class _FrozenLayer:
+    name: str
+    root: str
+    site: Site
+    version: int
+    """Sum of the versions of its parameters."""
+    moves: bool = False
+    forwards: int = 0
+    updates: set[int] = field(default_factory=set)
+    """The first few numbers of updates after which it was called."""
 
-    info = RuleInfo.beside(__file__)
+
+class FrozenBnDrift(Rule, page=__file__):
+    """A BatchNorm layer with frozen weights updates its statistics while the model trains."""
 
     def setup(self) -> None:
-        self.counts: dict[int, int] = defaultdict(int)
-        self.sites: dict[int, tuple[Site, str, str]] = {}
-        self.updates: dict[int, set[int]] = defaultdict(set)
-        self.versions: dict[int, int] = {}
-        self.moving: set[int] = set()
+        self.layers: dict[int, _FrozenLayer] = {}
 
     def on_batch_norm_called(self, event: ev.BatchNormCalled) -> None:
-        layer = event.module
-        assert isinstance(layer, _BatchNorm)
-        if not event.grad_enabled or not layer.affine or not layer.track_running_stats:
+        module, root = event.module, event.root
+        assert isinstance(module, _BatchNorm)
+        if not event.grad_enabled or not module.affine or not module.track_running_stats:
             return
-        if layer.weight.requires_grad or layer.bias.requires_grad or not event.root.training:
+        if module.weight.requires_grad or module.bias.requires_grad or not root.training:
             return
-        key = self.trace.module_key(layer)
-        self.counts[key] += 1
-        version = sum(p._version for p in layer.parameters())
-        if self.versions.setdefault(key, version) != version:
-            # An averaged copy: its weights are not frozen, and its statistics follow them.
-            self.moving.add(key)
-        if len(self.updates[key]) < LEAST:
-            self.updates[key].add(self.trace.updates)
-        if key not in self.sites:
-            name = next((n for n, m in event.root.named_modules() if m is layer), "")
-            self.sites[key] = event.site, name, type(event.root).__name__
+        key, version = self.trace.module_key(module), sum(p._version for p in module.parameters())
+        if key not in self.layers:
+            name = next((n for n, m in root.named_modules() if m is module), "")
+            self.layers[key] = _FrozenLayer(name, type(root).__name__, event.site, version)
+        layer = self.layers[key]
+        layer.forwards += 1
+        # An averaged copy: its weights are not frozen, and its statistics follow them.
+        layer.moves = layer.moves or layer.version != version
+        if len(layer.updates) < LEAST:
+            layer.updates.add(self.trace.updates)
 
     def findings(self) -> Findings:
         drifting = [
-            key for key in self.counts if len(self.updates[key]) >= LEAST and key not in self.moving
+            layer
+            for layer in self.layers.values()
+            if len(layer.updates) >= LEAST and not layer.moves
         ]
-        if not drifting:
-            return
-        names = [self.sites[key][1] or "a BatchNorm layer" for key in drifting]
-        site, _, root = self.sites[drifting[0]]
-        yield self.report(
-            f"{len(drifting)} BatchNorm layers of {root} with frozen weights updated their running"
-            f" statistics in training, {self.counts[drifting[0]]} times: {', '.join(names[:5])}.",
-            site,
-            layers=names[:20],
-            forwards=self.counts[drifting[0]],
-        )
+        if drifting:
+            first, names = drifting[0], [layer.name or "a BatchNorm layer" for layer in drifting]
+            message = (
+                f"{len(names)} BatchNorm layers of {first.root} with frozen weights updated their"
+                f" running statistics in training, {first.forwards} times: {', '.join(names[:5])}."
+            )
+            yield self.report(message, first.site, layers=names[:20], forwards=first.forwards)

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections import Counter
 
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.rules.base import Certainty, Findings, Rule, RuleInfo, Site, share
+from surefoot.sanitizer.rules.base import Certainty, Findings, Rule, Site, share
 
 ON_PURPOSE = 0.5
 FEW = 16
 
 
-class BnBatchOfOne(Rule):
+class BnBatchOfOne(Rule, page=__file__):
     """BatchNorm in train mode with N = 1."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.calls: Counter[Site] = Counter()
@@ -37,9 +35,12 @@ class BnBatchOfOne(Rule):
             if not count or not self.trace.updates:
                 continue
             meant = count > ON_PURPOSE * self.calls[site] and not self.of_few[site]
-            yield self.report(
+            message = (
                 f"{share(count, self.calls[site])} BatchNorm forwards in training saw a single"
-                " sample.",
+                " sample."
+            )
+            yield self.report(
+                message,
                 site,
                 certainty=Certainty.HEURISTIC if meant else Certainty.PROOF,
                 forwards=self.calls[site],

@@ -8,13 +8,11 @@ from torch.optim.swa_utils import AveragedModel
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer import graph
-from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, Tally
+from surefoot.sanitizer.rules.base import Findings, Rule, Tally
 
 
-class SwaBnNotUpdated(Rule):
+class SwaBnNotUpdated(Rule, page=__file__):
     """AveragedModel with BatchNorm evaluated with statistics older than its weights."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.current: dict[int, float | None] = {}
@@ -48,10 +46,10 @@ class SwaBnNotUpdated(Rule):
 
     def findings(self) -> Findings:
         if self.tally.count:
-            yield self.report(
+            message = (
                 f"{self.tally.count} forwards of an AveragedModel in eval mode used BatchNorm"
-                f" statistics older than its weights, which were averaged {self.averaged:g} times.",
-                self.tally.site,
-                forwards=self.tally.count,
-                averaged=self.averaged,
+                f" statistics older than its weights, which were averaged {self.averaged:g} times."
+            )
+            yield self.report(
+                message, self.tally.site, forwards=self.tally.count, averaged=self.averaged
             )

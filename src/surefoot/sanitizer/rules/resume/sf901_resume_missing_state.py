@@ -14,7 +14,7 @@ from torch.utils.data import RandomSampler
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.matchers.fingerprints import generator_digest
-from surefoot.sanitizer.rules.base import NOWHERE, Certainty, Findings, Rule, RuleInfo, Site
+from surefoot.sanitizer.rules.base import NOWHERE, Certainty, Findings, Rule, Site
 
 COUNTERS = ("epoch", "step", "iter", "update", "batch", "sample", "token")
 MESSAGES = ("print", "debug", "info", "warning", "log", "write", "format")
@@ -24,10 +24,8 @@ LEAST_UPDATES = 2
 LEAST_COUNT = 8
 
 
-class ResumeMissingState(Rule):
+class ResumeMissingState(Rule, page=__file__):
     """Weights loaded and training continues, but other state was never saved or loaded."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.loaded_at = 0
@@ -141,10 +139,13 @@ class ResumeMissingState(Rule):
     def findings(self) -> Findings:
         waits = self.random_known or self.random_named
         if waits and self.updates_since >= LEAST_UPDATES:
-            yield self.report(
+            message = (
                 f"Weights and {self.counter!r} were restored, but the random state in the"
                 f" checkpoint was not set: {self.updates_since} updates drew other samples and"
-                " masks than the run would have.",
+                " masks than the run would have."
+            )
+            yield self.report(
+                message,
                 self.load_site,
                 certainty=self.certainty if self.random_known else Certainty.HEURISTIC,
                 counter=self.counter,
@@ -156,9 +157,12 @@ class ResumeMissingState(Rule):
                 kind, site = self.fresh[optimizer.key]
                 here = "optimizer" in self.contents
                 saved = f"it is {'' if here else 'not '}in the checkpoint"
-                yield self.report(
+                message = (
                     f"Weights and {self.counter!r} were restored, but the state of {kind} was not"
-                    f" ({saved}): its moments restarted from zero for {optimizer.steps} updates.",
+                    f" ({saved}): its moments restarted from zero for {optimizer.steps} updates."
+                )
+                yield self.report(
+                    message,
                     site,
                     certainty=self.certainty,
                     counter=self.counter,
@@ -167,20 +171,22 @@ class ResumeMissingState(Rule):
                     updates_since=optimizer.steps,
                 )
         for part, (site, kind, what) in self.missing.items():
-            yield self.report(
+            message = (
                 f"Weights and {self.counter!r} were restored, but the {part} ({kind}) was not:"
-                f" {what} started anew.",
-                site,
-                certainty=self.certainty,
-                counter=self.counter,
-                **{part: kind},
+                f" {what} started anew."
+            )
+            yield self.report(
+                message, site, certainty=self.certainty, counter=self.counter, **{part: kind}
             )
         if self.restarts:
             site, _ = self.restarts[0]
-            yield self.report(
+            message = (
                 f"After weights and {self.counter!r} were restored, {len(self.restarts)} epochs"
                 " started from random states that epochs before the checkpoint had started from:"
-                " the same order of samples comes again.",
+                " the same order of samples comes again."
+            )
+            yield self.report(
+                message,
                 site,
                 certainty=self.certainty,
                 counter=self.counter,

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, Tally, share
+from surefoot.sanitizer.rules.base import Findings, Rule, Tally, share
 
 LEAST = 3
 
 
-class ScalerBypassed(Rule):
+class ScalerBypassed(Rule, page=__file__):
     """S with a pending scale and no G.step."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.tallies: dict[int, Tally] = defaultdict(Tally)
@@ -31,10 +29,8 @@ class ScalerBypassed(Rule):
             tally = self.tallies.get(optimizer.key)
             if tally is None or tally.count < min(LEAST, optimizer.steps):
                 continue
-            yield self.report(
+            message = (
                 f"{share(tally.count, optimizer.steps)} steps of {optimizer.kind} used gradients"
-                " that still carried the loss scale.",
-                tally.site,
-                updates=optimizer.steps,
-                scaled=tally.count,
+                " that still carried the loss scale."
             )
+            yield self.report(message, tally.site, updates=optimizer.steps, scaled=tally.count)

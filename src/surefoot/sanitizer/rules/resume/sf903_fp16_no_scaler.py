@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.rules.base import NOWHERE, Certainty, Findings, Rule, RuleInfo, Site
+from surefoot.sanitizer.rules.base import NOWHERE, Certainty, Findings, Rule, Site
 
 LEAST = 3
 UNDERFLOW = 0.05
@@ -13,10 +13,8 @@ SAMPLE = 4096
 FIRST = 8
 
 
-class Fp16NoScaler(Rule):
+class Fp16NoScaler(Rule, page=__file__):
     """fp16 autocast forward, B on an unscaled loss, exactly-zero gradients."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.half_forward = False
@@ -61,9 +59,12 @@ class Fp16NoScaler(Rule):
             return
         highest = max(self.shares, default=0.0)
         underflows = highest >= UNDERFLOW
-        yield self.report(
+        message = (
             f"{self.unscaled} backward passes under float16 autocast had no loss scale; up to"
-            f" {highest:.1%} of the gradient values in live rows were exactly zero.",
+            f" {highest:.1%} of the gradient values in live rows were exactly zero."
+        )
+        yield self.report(
+            message,
             self.site,
             certainty=Certainty.STRONG if underflows else Certainty.HEURISTIC,
             backward_passes=self.unscaled,

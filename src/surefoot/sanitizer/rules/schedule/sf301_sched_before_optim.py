@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo, Site, Tally
+from surefoot.sanitizer.rules.base import Findings, Rule, Site, Tally
 
 LEAST = 3
 SHARE = 0.9
@@ -14,10 +14,8 @@ ACCUMULATES = 1.5
 MOST_EARLY = 100
 
 
-class SchedBeforeOptim(Rule):
+class SchedBeforeOptim(Rule, page=__file__):
     """scheduler.step() before the optimizer's first step, or before its step in every update."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.early: dict[int, list[Site]] = defaultdict(list)
@@ -52,10 +50,13 @@ class SchedBeforeOptim(Rule):
             if state.steps > ACCUMULATES * optimizer.steps or not (every or first):
                 continue
             counted = f"{tally.of(optimizer.steps)} updates" if every else "the first update"
-            yield self.report(
+            message = (
                 f"{state.kind}.step() ran before {optimizer.kind}.step() (line"
                 f" {optimizer.last_step_site.line}) in {counted}: the first learning rate was never"
-                " used.",
+                " used."
+            )
+            yield self.report(
+                message,
                 tally.site if every else early[0],
                 updates=optimizer.steps,
                 scheduler_steps=state.steps,

@@ -8,7 +8,7 @@ from torch.optim.lr_scheduler import ExponentialLR, MultiStepLR, StepLR
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.matchers.rounds import Rounds
-from surefoot.sanitizer.rules.base import Findings, Rule, RuleInfo
+from surefoot.sanitizer.rules.base import Findings, Rule
 from surefoot.sanitizer.state import SchedulerState
 
 LEAST_STEPS = 8
@@ -193,10 +193,8 @@ class _Schedule:
         return ""
 
 
-class SchedWrongUnit(Rule):
+class SchedWrongUnit(Rule, page=__file__):
     """The horizon of a scheduler does not fit the number of its steps."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.schedules: dict[int, _Schedule] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.matchers.rounds import Rounds
-from surefoot.sanitizer.rules.base import Finding, Findings, Rule, RuleInfo
+from surefoot.sanitizer.rules.base import Finding, Findings, Rule
 from surefoot.sanitizer.state import OptimizerState, SchedulerState
 
 LEAST_UPDATES = 20
@@ -13,10 +13,8 @@ LEAST_STEPS = 3
 LATE_EPOCHS = 3
 
 
-class LrNeverChanges(Rule):
+class LrNeverChanges(Rule, page=__file__):
     """A scheduler is never stepped, or its optimizer is not the one that steps."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.rounds = self.use(Rounds)
@@ -80,10 +78,13 @@ class LrNeverChanges(Rule):
         other = self.other.get(state.key)
         if other is None or updates:
             return None
-        return self.report(
+        message = (
             f"{state} was stepped {state.steps} times, but its optimizer (line"
             f" {optimizer.site.line}) made no step since: {other} steps the same parameters,"
-            f" {other.steps} times at an unscheduled rate.",
+            f" {other.steps} times at an unscheduled rate."
+        )
+        return self.report(
+            message,
             state.site,
             scheduler_steps=state.steps,
             steps_of_its_optimizer=0,

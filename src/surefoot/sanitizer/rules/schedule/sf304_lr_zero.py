@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.rules.base import NOWHERE, Certainty, Findings, Rule, RuleInfo, share
+from surefoot.sanitizer.rules.base import NOWHERE, Certainty, Findings, Rule, share
 
 LEAST_IN_A_ROW = 4
 
@@ -20,10 +20,8 @@ class _Group:
         self.site = NOWHERE
 
 
-class LrZero(Rule):
+class LrZero(Rule, page=__file__):
     """The rate of a group is exactly 0 in more than a few updates that have gradients."""
-
-    info = RuleInfo.beside(__file__)
 
     def setup(self) -> None:
         self.groups: dict[tuple[int, int], _Group] = defaultdict(_Group)
@@ -50,9 +48,12 @@ class LrZero(Rule):
                 continue
             # A group that rests while others do not is frozen, for a stage or for good.
             is_meant = 2 * group.alone >= group.count
-            yield self.report(
+            message = (
                 f"The learning rate of group {index} was exactly 0 in"
-                f" {share(group.count, steps[key])} updates although there were gradients.",
+                f" {share(group.count, steps[key])} updates although there were gradients."
+            )
+            yield self.report(
+                message,
                 group.site,
                 certainty=Certainty.HEURISTIC if is_meant else Certainty.PROOF,
                 updates=steps[key],

@@ -20,7 +20,7 @@ from surefoot.sanitizer.request import Request, request_as_json
 from surefoot.sanitizer.summary import Summary
 
 
-class Attachment:
+class ProcessAudit:
     """An audit that begins once and ends once."""
 
     def __init__(self, request: Request, folder: Path) -> None:
@@ -28,7 +28,7 @@ class Attachment:
         self.folder = folder
         self._watch: Any = None
         self._reporter: Any = None
-        self._followers: Any = None
+        self._children: Any = None
 
     def attach(self) -> None:
         """Begins to watch; loads torch."""
@@ -38,8 +38,8 @@ class Attachment:
         self._watch = session.Audit(deep=self.request.deep, max_updates=self.request.max_updates)
         self._watch.probe.attach()
         children.remember(self._watch)
-        self._followers = children.Followers(request_as_json(self.request), self.folder)
-        self._followers.__enter__()
+        self._children = children.AuditedChildren(request_as_json(self.request), self.folder)
+        self._children.__enter__()
         self._reporter = reporter.Reporter(self._watch, self.folder)
         self._reporter.__enter__()
 
@@ -56,7 +56,7 @@ class Attachment:
             sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, _AfterImport)]
             return Summary(rank=0, outcome=outcome, updates=0, findings=[])
         self._reporter.__exit__(None, None, None)
-        self._followers.__exit__(None, None, None)
+        self._children.__exit__(None, None, None)
         self._watch.end(outcome)
         summary: Summary = self._watch.summary()
         return summary
