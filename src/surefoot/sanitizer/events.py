@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from surefoot.sanitizer.graph import LossTerm
     from surefoot.sanitizer.state import (
         LoaderState,
         OptimizerState,
@@ -65,8 +64,6 @@ class ZeroGrad(TraceEvent):
     """`zero_grad` of an optimizer or a module has run."""
 
     parameters: Sequence[ParameterState]
-    had_gradient: int
-    """How many of them held a gradient before."""
     inside_step: bool
 
 
@@ -79,28 +76,18 @@ class BackwardBegin(TraceEvent):
     """Whether this backward is one of the sampled ones for which a walk of the graph is paid."""
     leaves: Sequence[torch.Tensor]
     """The leaves of the graph that ask for a gradient, where `walk` is True; else empty."""
-    terms: Sequence[LossTerm]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackwardEnd(TraceEvent):
     """`backward` has run."""
 
-    root_shape: tuple[int, ...]
     changed: Sequence[ParameterState]
     """Parameters whose gradient this backward changed."""
     optimizers: Sequence[OptimizerState]
     inside_step: bool
     graph_uses: int
     """How often this root's graph node was backpropagated, this time included."""
-    terms: Sequence[LossTerm]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GradientsAsked(TraceEvent):
-    """`torch.autograd.grad` was called."""
-
-    inside_step: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,25 +100,9 @@ class Clip(TraceEvent):
     parameters: Sequence[ParameterState]
     strangers: Sequence[torch.Tensor]
     """Tensors that belong to no optimizer seen."""
-    with_gradient: int
     norm: float | None
     """The norm before clipping, where reading it costs no synchronisation."""
     inside_step: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossScaled(TraceEvent):
-    """A gradient scaler scaled a loss."""
-
-    scaler: ScalerState
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unscaled(TraceEvent):
-    """A gradient scaler unscaled the gradients of an optimizer."""
-
-    scaler: ScalerState
-    optimizer: OptimizerState | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,13 +112,6 @@ class ScalerStepped(TraceEvent):
     scaler: ScalerState
     optimizer: OptimizerState | None
     stepped: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScalerUpdated(TraceEvent):
-    """`scaler.update()` has run."""
-
-    scaler: ScalerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +209,6 @@ class BatchNormRepeated(TraceEvent):
 class DropoutCalled(TraceEvent):
     """`F.dropout` (or a sibling) drew a mask."""
 
-    probability: float
     owner: nn.Module | None
     """The innermost module whose forward is running; the Dropout layer itself if it is one."""
     root: nn.Module | None
@@ -303,14 +266,6 @@ class BatchFetched(TraceEvent):
 
     loader: LoaderState
     batch: Any
-    index: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderEnded(TraceEvent):
-    """A DataLoader ran to its end."""
-
-    loader: LoaderState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,7 +286,6 @@ class Saved(TraceEvent):
     """`torch.save` has run."""
 
     contents: Any
-    path: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,7 +293,6 @@ class Loaded(TraceEvent):
     """`torch.load` has run."""
 
     contents: Any
-    path: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import itertools
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from surefoot.sanitizer.frames import NOWHERE, Site
@@ -38,7 +38,6 @@ class ParameterState:
         "grad_id",
         "grad_version",
         "key",
-        "last_backward",
         "name",
         "numel",
         "ref",
@@ -70,15 +69,10 @@ class ParameterState:
         """Whether such a change made the two counts unreliable."""
         self.backwards = 0
         """Backward passes that changed the buffer, in all."""
-        self.last_backward = 0
-        """Sequence number of the latest of them."""
         self.scale_pending = False
         """Whether the buffer holds gradients of a scaled loss."""
         self.witness: tuple[float, ...] | None = None
         """First values of the buffer as last seen, of one parameter of each optimizer."""
-
-    def tensor(self) -> torch.Tensor | None:
-        return self.ref()
 
     def __str__(self) -> str:
         return self.name or f"parameter of shape {self.shape}"
@@ -130,7 +124,6 @@ class OptimizerState:
         self.steps = 0
         self.inner_steps = 0
         """Steps within that of another optimizer, such as SAM's, which counts the update."""
-        self.closure_steps = 0
         self.last_step = 0
         """Sequence number of the latest step; 0 before the first."""
         self.last_step_site = NOWHERE
@@ -144,9 +137,6 @@ class OptimizerState:
         """Whether that was already counted for the gradients of the latest backward pass."""
         self.updates: deque[UpdateRecord] = deque(maxlen=UPDATES_KEPT)
         self.window_sizes: Counter[int] = Counter()
-        self.scaler: ScalerState | None = None
-        self.unscaled = False
-        """Whether `unscale_` ran in the window that is open."""
         self.skipped = 0
         """Steps that a gradient scaler skipped."""
         self.decays: tuple[float, ...] = ()
@@ -155,9 +145,6 @@ class OptimizerState:
     @property
     def has_stepped(self) -> bool:
         return self.steps + self.inner_steps > 0
-
-    def optimizer(self) -> torch.optim.Optimizer | None:
-        return self.ref()
 
     def groups(self) -> list[dict[str, Any]]:
         optimizer = self.ref()
@@ -173,10 +160,6 @@ class OptimizerState:
     def has_unused(self) -> bool:
         """Whether a buffer holds a backward pass that no step has used."""
         return any(p.contributions > p.used or p.unknown for p in self.parameters)
-
-    def usual_window(self) -> int:
-        """The most frequent number of backward passes per update; 0 before the first update."""
-        return self.window_sizes.most_common(1)[0][0] if self.window_sizes else 0
 
     def __str__(self) -> str:
         return f"{self.kind} made at {self.site}"
@@ -214,11 +197,7 @@ class ScalerState:
     def __init__(self, scaler: torch.amp.GradScaler, key: int) -> None:
         self.ref = weakref.ref(scaler)
         self.key = key
-        self.scaled = 0
         self.steps = 0
-        self.skipped = 0
-        self.skip_run = 0
-        """Skipped steps in a row, up to now."""
         self.scale: float | None = None
         """The scale last applied, where reading it costs no synchronisation."""
 
@@ -234,8 +213,6 @@ class LoaderState:
         """How often it was iterated."""
         self.ends = 0
         self.batches = 0
-        self.backwards = 0
-        """Backward passes that followed a batch of this loader."""
         self.steps = 0
         """Updates that followed a batch of this loader."""
         self.num_batches: int | None = None
@@ -280,4 +257,3 @@ class DataPosition:
 
     loader: LoaderState | None = None
     batches: int = 0
-    sites: Counter[Site] = field(default_factory=Counter)

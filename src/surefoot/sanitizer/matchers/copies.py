@@ -54,9 +54,8 @@ class WeightCopies(Listener):
         # Looked at again when the number of updates has doubled.
         if self.trace.updates >= 2 * self._looked:
             self._looked = self.trace.updates
-            for root in self.trace.roots:
-                module = root()
-                if module is not None and self.trace.is_trained(module):
+            for module in self.trace.names.models():
+                if self.trace.is_trained(module):
                     self._trained.add(shapes_of(module))
         return self._trained
 

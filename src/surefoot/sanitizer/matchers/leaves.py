@@ -74,8 +74,8 @@ class UnheldLeaves(Listener):
                 continue
             leaf.seen += 1
             leaf.held = leaf.held or self.trace.parameters.find(tensor) is not None
-            leaf.kind = leaf.kind or self.trace.owner_kind(tensor)
-            leaf.name = self.trace.name(tensor) if leaf.kind else leaf.name
+            leaf.kind = leaf.kind or self.trace.names.owner_kind(tensor)
+            leaf.name = self.trace.names.of(tensor) if leaf.kind else leaf.name
             leaf.last_update = self.trace.updates
             leaf.moved = leaf.moved or self._moved(leaf, tensor)
 
@@ -99,8 +99,8 @@ class UnheldLeaves(Listener):
     def _add(self, tensor: torch.Tensor, site: Site) -> None:
         leaf = self.known[id(tensor)] = Leaf(
             ref=weakref.ref(tensor),
-            name=self.trace.name(tensor),
-            kind=self.trace.owner_kind(tensor),
+            name=self.trace.names.of(tensor),
+            kind=self.trace.names.owner_kind(tensor),
             numel=tensor.numel(),
             version=tensor._version,
             pointer=tensor.data_ptr(),

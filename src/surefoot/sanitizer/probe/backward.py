@@ -24,14 +24,9 @@ def attach(patches: Patches) -> None:
         trace.causes.append("backward")
         try:
             original(tensors, *args, **kwargs)
-            trace.safely(_after, trace, roots, uses, terms, scaled)
+            trace.safely(_after, trace, uses, terms, scaled)
         finally:
             trace.causes.pop()
-
-    def grad(original: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        trace.safely(_asked, trace)
-        return result
 
     def saved_hooks(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         graph.saved_hooks_seen = True
@@ -39,15 +34,13 @@ def attach(patches: Patches) -> None:
 
     graph.saved_hooks_seen = False
     patches.around(torch.autograd, "backward", backward, rebind=True)
-    patches.around(torch.autograd, "grad", grad, rebind=True)
     patches.around(torch.autograd.graph.saved_tensors_hooks, "__enter__", saved_hooks)
 
 
 def _before(trace: Trace, roots: Sequence[torch.Tensor]) -> tuple[int, Any, bool]:
-    trace.observe_gradients(trace.all_parameters())
+    trace.gradients.observe(trace.gradients.all_parameters())
     trace.settle_windows()
-    walk = trace.walk_now()
-    trace.backwards += 1
+    walk = trace.walks.begin()
     uses = 1
     terms: tuple[graph.LossTerm, ...] = ()
     if roots and roots[0].grad_fn is not None:
@@ -57,12 +50,10 @@ def _before(trace: Trace, roots: Sequence[torch.Tensor]) -> tuple[int, Any, bool
         terms = graph.loss_terms(roots[0])
     trace.emit(
         ev.BackwardBegin(
-            seq=trace.tick(),
-            site=user_site(3),
+            **trace.here(),
             roots=roots,
             walk=walk,
             leaves=_leaves(roots) if walk else (),
-            terms=terms,
         )
     )
     return uses, terms, _is_scaled(trace, roots)
@@ -90,11 +81,9 @@ def _is_scaled(trace: Trace, roots: Sequence[torch.Tensor]) -> bool:
     return False
 
 
-def _after(
-    trace: Trace, roots: Sequence[torch.Tensor], uses: int, terms: Any, scaled: bool
-) -> None:
+def _after(trace: Trace, uses: int, terms: Any, scaled: bool) -> None:
     trace.tick()
-    changed = trace.observe_gradients(trace.all_parameters())
+    changed = trace.gradients.observe(trace.gradients.all_parameters())
     for state in changed:
         state.scale_pending = scaled
     site = user_site(3)
@@ -103,17 +92,9 @@ def _after(
         ev.BackwardEnd(
             seq=trace.seq,
             site=site,
-            root_shape=tuple(roots[0].shape) if roots else (),
             changed=changed,
             optimizers=optimizers,
             inside_step="step" in trace.causes,
             graph_uses=uses,
-            terms=terms,
         )
-    )
-
-
-def _asked(trace: Trace) -> None:
-    trace.emit(
-        ev.GradientsAsked(seq=trace.tick(), site=user_site(3), inside_step="step" in trace.causes)
     )

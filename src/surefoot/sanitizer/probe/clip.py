@@ -11,7 +11,6 @@ from torch.nn.utils import clip_grad
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer import graph
-from surefoot.sanitizer.frames import user_site
 from surefoot.sanitizer.probe.patches import Patches
 from surefoot.sanitizer.state import ParameterState
 from surefoot.sanitizer.trace import Trace
@@ -54,7 +53,7 @@ def _around(trace: Trace, kind: str) -> Any:
 def _before(trace: Trace, tensors: list[torch.Tensor]) -> list[ParameterState]:
     found = [trace.parameters.find(tensor) for tensor in tensors]
     states = [state for state in found if state is not None]
-    trace.observe_gradients(states)
+    trace.gradients.observe(states)
     return states
 
 
@@ -66,16 +65,14 @@ def _after(
     limit: Any,
     norm: Any,
 ) -> None:
-    trace.observe_gradients(states)
+    trace.gradients.observe(states)
     trace.emit(
         ev.Clip(
-            seq=trace.tick(),
-            site=user_site(3),
+            **trace.here(),
             kind=kind,
             limit=graph.number(limit) or 0.0,
             parameters=states,
             strangers=[t for t in tensors if trace.parameters.find(t) is None],
-            with_gradient=sum([tensor.grad is not None for tensor in tensors]),
             norm=graph.number(norm) if kind == "norm" else None,
             inside_step="step" in trace.causes,
         )

@@ -50,7 +50,7 @@ def attach(patches: Patches) -> None:
         try:
             batch = original(self)
         except StopIteration:
-            trace.safely(_ended, trace, self)
+            trace.safely(_ended, self)
             trace.safely(reader.read)
             raise
         trace.safely(_fetched, trace, self, batch)
@@ -73,7 +73,7 @@ def _started(trace: Trace, loader: DataLoader[Any]) -> None:
         except TypeError:
             state.num_batches = None
     state.epochs += 1
-    trace.emit(ev.LoaderStarted(seq=trace.tick(), site=user_site(3), loader=state, owner=loader))
+    trace.emit(ev.LoaderStarted(**trace.here(), loader=state, owner=loader))
 
 
 def _sampler(loader: DataLoader[Any]) -> Any:
@@ -93,20 +93,16 @@ def _fetched(trace: Trace, iterator: Any, batch: Any) -> None:
     state = iterator.__dict__.get("_surefoot_loader")
     if state is None:
         return
-    index = state.batches
     state.batches += 1
     trace.data.batches += 1
     trace.data.loader = state
-    trace.emit(
-        ev.BatchFetched(seq=trace.tick(), site=user_site(3), loader=state, batch=batch, index=index)
-    )
+    trace.emit(ev.BatchFetched(**trace.here(), loader=state, batch=batch))
 
 
-def _ended(trace: Trace, iterator: Any) -> None:
+def _ended(iterator: Any) -> None:
     state = iterator.__dict__.get("_surefoot_loader")
     if state is not None:
         state.ends += 1
-        trace.emit(ev.LoaderEnded(seq=trace.tick(), site=user_site(3), loader=state))
 
 
 class WorkerReader:
@@ -124,12 +120,7 @@ class WorkerReader:
             for line in lines[self.positions.get(file, 0) :]:
                 facts = json.loads(line)
                 self.trace.emit(
-                    ev.WorkerReport(
-                        seq=self.trace.tick(),
-                        site=user_site(3),
-                        worker=facts["worker"],
-                        facts=facts,
-                    )
+                    ev.WorkerReport(**self.trace.here(), worker=facts["worker"], facts=facts)
                 )
             self.positions[file] = len(lines)
 

@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.frames import user_site
 from surefoot.sanitizer.probe.patches import Patches
 from surefoot.sanitizer.state import ParameterState
 from surefoot.sanitizer.trace import Trace
@@ -68,11 +67,11 @@ class Buffers:
 
     def look(self) -> None:
         """Learns the addresses anew, once per backward pass."""
-        if self.looked == self.trace.backwards:
+        if self.looked == self.trace.walks.backwards:
             return
-        self.looked = self.trace.backwards
+        self.looked = self.trace.walks.backwards
         self.gradients, self.weights = {}, set()
-        for state in self.trace.all_parameters():
+        for state in self.trace.gradients.all_parameters():
             tensor = state.ref()
             if tensor is None or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
                 continue
@@ -147,19 +146,16 @@ def _ranked(trace: Trace) -> None:
 
 def _wrapped(trace: Trace, wrapper: Any) -> None:
     _ranked(trace)
-    trace.know_root(wrapper.module)
+    trace.names.know(wrapper.module)
     ranks = group_ranks(wrapper.process_group)
-    trace.emit(
-        ev.ParallelWrapped(seq=trace.tick(), site=user_site(3), wrapper=wrapper, ranks=ranks)
-    )
+    trace.emit(ev.ParallelWrapped(**trace.here(), wrapper=wrapper, ranks=ranks))
 
 
 def _called(trace: Trace, wrapper: Any) -> None:
     if torch.is_grad_enabled():
         trace.emit(
             ev.ParallelForward(
-                seq=trace.tick(),
-                site=user_site(3),
+                **trace.here(),
                 wrapper=wrapper,
                 synchronises=bool(wrapper.require_backward_grad_sync),
             )
@@ -201,7 +197,7 @@ def _kinds(buffers: Buffers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> s
 def _changed(trace: Trace, buffers: Buffers, args: Any, kwargs: Any) -> None:
     addresses = [t.data_ptr() for t in _tensors((*args, *kwargs.values())) if not t.is_sparse]
     known = (buffers.gradients.get(address) for address in addresses)
-    trace.changed_by_collective([state for state in known if state is not None])
+    trace.gradients.changed_by_collective([state for state in known if state is not None])
 
 
 def _group(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -214,8 +210,7 @@ def _ran(trace: Trace, name: str, kinds: set[str], group: Any) -> None:
         _ranked(trace)
     trace.emit(
         ev.Collective(
-            seq=trace.tick(),
-            site=user_site(3),
+            **trace.here(),
             name=name,
             on_gradient="gradient" in kinds,
             on_weight="weight" in kinds,

@@ -11,7 +11,6 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.frames import user_site
 from surefoot.sanitizer.probe.patches import Patches
 from surefoot.sanitizer.trace import Trace
 
@@ -22,12 +21,12 @@ def attach(patches: Patches) -> None:
 
     def save(original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(obj, f, *args, **kwargs)
-        trace.safely(_saved, trace, obj, f)
+        trace.safely(_saved, trace, obj)
         return result
 
     def load(original: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(f, *args, **kwargs)
-        trace.safely(_loaded, trace, result, f)
+        trace.safely(_loaded, trace, result)
         return result
 
     for name, function in (("save", save), ("load", load)):
@@ -62,14 +61,12 @@ def _method(trace: Trace, kind: str, event: Any) -> Any:
 
 
 def _report(trace: Trace, event: Any, kind: str, owner: Any) -> None:
-    trace.emit(event(seq=trace.tick(), site=user_site(3), kind=kind, owner=owner))
+    trace.emit(event(**trace.here(), kind=kind, owner=owner))
 
 
-def _saved(trace: Trace, contents: Any, target: Any) -> None:
-    path = str(target) if isinstance(target, str) or hasattr(target, "__fspath__") else ""
-    trace.emit(ev.Saved(seq=trace.tick(), site=user_site(3), contents=contents, path=path))
+def _saved(trace: Trace, contents: Any) -> None:
+    trace.emit(ev.Saved(**trace.here(), contents=contents))
 
 
-def _loaded(trace: Trace, contents: Any, source: Any) -> None:
-    path = str(source) if isinstance(source, str) or hasattr(source, "__fspath__") else ""
-    trace.emit(ev.Loaded(seq=trace.tick(), site=user_site(3), contents=contents, path=path))
+def _loaded(trace: Trace, contents: Any) -> None:
+    trace.emit(ev.Loaded(**trace.here(), contents=contents))

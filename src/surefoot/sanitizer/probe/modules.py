@@ -153,7 +153,7 @@ def _registered(
     name: str,
     tensor: torch.Tensor,
 ) -> None:
-    trace.look_closer()
+    trace.walks.look_closer()
     entry = owners.get(id(tensor))
     first = entry[1]() if entry is not None and entry[0]() is tensor else None
     if entry is None or first is None:
@@ -162,8 +162,7 @@ def _registered(
     elif first is not module and trace.wants(ev.ParameterShared):
         trace.emit(
             ev.ParameterShared(
-                seq=trace.tick(),
-                site=user_site(3),
+                **trace.here(),
                 tensor=tensor,
                 holders=((first, entry[2]), (module, name)),
             )
@@ -187,13 +186,12 @@ def _outermost(calls: ModuleCalls, original: Any, module: nn.Module, args: Any, 
 
 
 def _begin(calls: ModuleCalls, module: nn.Module, args: Any, kwargs: Any) -> None:
-    calls.trace.know_root(module)
+    calls.trace.names.know(module)
     if not calls.trace.wants(ev.ForwardBegin):
         return
     calls.trace.emit(
         ev.ForwardBegin(
-            seq=calls.trace.tick(),
-            site=user_site(3),
+            **calls.trace.here(),
             module=module,
             training=module.training,
             grad_enabled=torch.is_grad_enabled(),
@@ -215,8 +213,7 @@ def _end(calls: ModuleCalls, module: nn.Module, args: Any, kwargs: Any, output: 
         autocast = torch.get_autocast_dtype(device)
     calls.trace.emit(
         ev.ForwardEnd(
-            seq=calls.trace.tick(),
-            site=user_site(3),
+            **calls.trace.here(),
             module=module,
             training=module.training,
             grad_enabled=torch.is_grad_enabled(),
@@ -239,11 +236,7 @@ def _first(calls: ModuleCalls, module: nn.Module) -> None:
     calls.seen[id(module)] = weakref.ref(module)
     root = calls.root
     if root is not None:
-        calls.trace.emit(
-            ev.SubmoduleFirstCalled(
-                seq=calls.trace.tick(), site=user_site(3), module=module, root=root
-            )
-        )
+        calls.trace.emit(ev.SubmoduleFirstCalled(**calls.trace.here(), module=module, root=root))
 
 
 def _sensitive(calls: ModuleCalls, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -294,15 +287,7 @@ def _dropout_of(module: nn.Module) -> float:
 
 
 def _mode(trace: Trace, module: nn.Module, mode: bool, by_user: bool) -> None:
-    trace.emit(
-        ev.ModeChanged(
-            seq=trace.tick(),
-            site=user_site(3),
-            module=module,
-            training=bool(mode),
-            by_user=by_user,
-        )
-    )
+    trace.emit(ev.ModeChanged(**trace.here(), module=module, training=bool(mode), by_user=by_user))
 
 
 def _dropout(calls: ModuleCalls) -> Any:
@@ -315,7 +300,7 @@ def _dropout(calls: ModuleCalls) -> Any:
         **kwargs: Any,
     ) -> Any:
         if training and p > 0:
-            calls.trace.safely(_drawn, calls, p)
+            calls.trace.safely(_drawn, calls)
         elif p > 0 and calls.stack and not isinstance(calls.stack[-1], _DropoutNd):
             calls.idle += 1
             calls.idle_dropout += 1
@@ -328,13 +313,13 @@ def _attention(calls: ModuleCalls) -> Any:
     def attention(original: Any, *args: Any, **kwargs: Any) -> Any:
         probability = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
         if probability > 0:
-            calls.trace.safely(_drawn, calls, probability)
+            calls.trace.safely(_drawn, calls)
         return original(*args, **kwargs)
 
     return attention
 
 
-def _drawn(calls: ModuleCalls, probability: float) -> None:
+def _drawn(calls: ModuleCalls) -> None:
     root = calls.root
     owner = calls.stack[-1] if calls.stack else None
     if not isinstance(owner, _DropoutNd):
@@ -343,9 +328,7 @@ def _drawn(calls: ModuleCalls, probability: float) -> None:
     registered = root is None or root.training or any(module is owner for module in root.modules())
     calls.trace.emit(
         ev.DropoutCalled(
-            seq=calls.trace.tick(),
-            site=user_site(3),
-            probability=probability,
+            **calls.trace.here(),
             owner=owner,
             root=root,
             root_training=root is not None and root.training,
@@ -373,11 +356,7 @@ def _embedding(calls: ModuleCalls) -> Any:
 
 def _embedded(trace: Trace, ids: torch.Tensor, weight: torch.Tensor, padding: int | None) -> None:
     if trace.wants(ev.EmbeddingCalled):
-        trace.emit(
-            ev.EmbeddingCalled(
-                seq=trace.tick(), site=user_site(3), ids=ids, weight=weight, padding_idx=padding
-            )
-        )
+        trace.emit(ev.EmbeddingCalled(**trace.here(), ids=ids, weight=weight, padding_idx=padding))
 
 
 def _attach_update_bn(patches: Patches) -> None:
@@ -389,10 +368,6 @@ def _attach_update_bn(patches: Patches) -> None:
             original(loader, model, *args, **kwargs)
         finally:
             trace.causes.pop()
-        trace.safely(
-            lambda: trace.emit(
-                ev.StatisticsUpdated(seq=trace.tick(), site=user_site(4), module=model)
-            )
-        )
+        trace.safely(lambda: trace.emit(ev.StatisticsUpdated(**trace.here(), module=model)))
 
     patches.around(swa_utils, "update_bn", update, rebind=True)

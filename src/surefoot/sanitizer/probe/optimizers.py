@@ -29,11 +29,11 @@ def known(trace: Trace, optimizer: Optimizer) -> OptimizerState:
         key = trace.optimizers.next_key()
         state = OptimizerState(optimizer, key, user_site(2), trace.tick())
         trace.optimizers.add(optimizer, state)
-        trace.refresh(state)
+        trace.gradients.refresh(state)
         for parameter in state.parameters:
             tensor = parameter.ref()
             if tensor is not None and tensor.grad is not None:
-                trace.observe_gradients([parameter])
+                trace.gradients.observe([parameter])
         trace.emit(ev.OptimizerCreated(seq=state.created, site=state.site, optimizer=state))
     return state
 
@@ -60,9 +60,9 @@ def attach(patches: Patches) -> None:
     def begin(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         closure = any(_computes(a) for a in (*args, kwargs.get("closure")))
         state = known(trace, optimizer)
-        trace.refresh(state)
+        trace.gradients.refresh(state)
         trace.tick()
-        trace.observe_gradients(state.parameters)
+        trace.gradients.observe(state.parameters)
         inside = "backward" in trace.causes
         trace.emit(
             ev.StepBegin(
@@ -81,7 +81,7 @@ def attach(patches: Patches) -> None:
 
     def end(optimizer: Optimizer) -> None:
         state = known(trace, optimizer)
-        trace.observe_gradients(state.parameters)
+        trace.gradients.observe(state.parameters)
         trace.tick()
         site = user_site(2)
         record = trace.record_update(state, site)
@@ -145,8 +145,7 @@ def _tracked(trace: Trace, module: nn.Module) -> list[ParameterState]:
 def _zero(
     trace: Trace, original: Any, args: Any, kwargs: Any, states: list[ParameterState]
 ) -> None:
-    trace.safely(trace.observe_gradients, states)
-    had = sum(1 for state in states if state.grad_id)
+    trace.safely(trace.gradients.observe, states)
     keys = {state.key for state in states if state.grad_id}
     touched = [
         optimizer
@@ -161,24 +160,20 @@ def _zero(
     trace.causes.append("zero")
     try:
         original(*args, **kwargs)
-        trace.safely(_after_zero, trace, states, had, lost)
+        trace.safely(_after_zero, trace, states, lost)
     finally:
         trace.causes.pop()
 
 
-def _after_zero(
-    trace: Trace, states: list[ParameterState], had: int, lost: list[OptimizerState]
-) -> None:
-    trace.observe_gradients(states)
+def _after_zero(trace: Trace, states: list[ParameterState], lost: list[OptimizerState]) -> None:
+    trace.gradients.observe(states)
     for state in states:
         state.contributions = state.used = 0
         state.scale_pending = state.unknown = False
     trace.tick()
     site = user_site(3)
     inside = "step" in trace.causes
-    event = ev.ZeroGrad(
-        seq=trace.seq, site=site, parameters=states, had_gradient=had, inside_step=inside
-    )
+    event = ev.ZeroGrad(seq=trace.seq, site=site, parameters=states, inside_step=inside)
     # Rules see the window as it was; only then it is marked as wiped.
     trace.emit(event)
     for optimizer in lost:

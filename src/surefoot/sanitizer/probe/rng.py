@@ -10,7 +10,6 @@ import torch
 from torch.utils.data import get_worker_info
 
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.frames import user_site
 from surefoot.sanitizer.probe.patches import Patches
 from surefoot.sanitizer.trace import Trace
 
@@ -58,8 +57,8 @@ def _forward(trace: Trace, library: str, original: Any) -> Any:
 
 def _seeded(trace: Trace, library: str, seed: object) -> None:
     if get_worker_info() is None:
-        trace.emit(ev.Seeded(seq=trace.tick(), site=user_site(3), library=library, seed=seed))
+        trace.emit(ev.Seeded(**trace.here(), library=library, seed=seed))
 
 
 def _was_put_back(trace: Trace) -> None:
-    trace.emit(ev.StreamPutBack(seq=trace.tick(), site=user_site(3)))
+    trace.emit(ev.StreamPutBack(**trace.here()))

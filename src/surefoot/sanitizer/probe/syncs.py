@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from surefoot.sanitizer import events as ev
-from surefoot.sanitizer.frames import called_by_user, user_site
+from surefoot.sanitizer.frames import called_by_user
 from surefoot.sanitizer.probe.patches import Patches
 from surefoot.sanitizer.trace import Trace
 
@@ -38,4 +38,4 @@ def _around(trace: Trace, name: str) -> Any:
 
 
 def _waited(trace: Trace, name: str) -> None:
-    trace.emit(ev.Synchronised(seq=trace.tick(), site=user_site(3), how=name))
+    trace.emit(ev.Synchronised(**trace.here(), how=name))

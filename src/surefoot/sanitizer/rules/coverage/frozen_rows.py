@@ -85,17 +85,17 @@ class FrozenRows(Listener):
             return
         rows.zeroed = (fed if rows.zeroed is None else rows.zeroed) & ~nonzero
         rows.steps += 1
-        rows.name = self.trace.name(tensor)
+        rows.name = self.trace.names.of(tensor)
         rows.values = _some(tensor, rows.zeroed)
 
     def _live(self, optimizer: OptimizerState, tensor: torch.Tensor) -> torch.Tensor | None:
         # Behind a hook it cannot be seen what the gradient was: units whose bias has one live.
-        name = self.trace.name(tensor).rpartition(".")[0] + ".bias"
+        name = self.trace.names.of(tensor).rpartition(".")[0] + ".bias"
         for state in optimizer.parameters:
             bias = state.ref()
             if bias is None or bias.shape != tensor.shape[:1] or is_hooked(bias):
                 continue
-            if self.trace.name(bias) == name:
+            if self.trace.names.of(bias) == name:
                 return _nonzero(bias)
         return None
 

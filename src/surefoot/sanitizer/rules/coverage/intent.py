@@ -68,7 +68,7 @@ class Intent(Listener):
 
     def untrained(self) -> Iterator[tuple[int, nn.Module]]:
         """Looks anew at the models that no optimizer trains, and gives them with their keys."""
-        roots = [module for root in self.trace.roots if (module := root()) is not None]
+        roots = list(self.trace.names.models())
         shapes = [shapes_of(module) for module in roots]
         for module, own in zip(roots, shapes, strict=True):
             key = self.trace.module_key(module)

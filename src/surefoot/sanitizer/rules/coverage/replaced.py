@@ -45,10 +45,8 @@ class Replacements(Listener):
         if not unused:
             return
         names: dict[int, str] = {}
-        for root in self.trace.roots:
-            module = root()
-            if module is not None:
-                names |= {id(tensor): name for name, tensor in module.named_parameters()}
+        for module in self.trace.names.models():
+            names |= {id(tensor): name for name, tensor in module.named_parameters()}
         gone = [(s, t) for s in unused if (t := s.ref()) is not None and id(t) not in names]
         new = [tensor for tensor in strangers if id(tensor) in names]
         pairs = [(t, s) for t in new if (s := _match(t, names[id(t)], gone, self.trace))]
@@ -84,6 +82,6 @@ def _match(
     for state, _ in gone:
         differ = sum(a != b for a, b in zip(state.shape, shape, strict=False))
         is_alike = len(state.shape) == len(shape) and differ <= 1
-        if is_alike or trace.name(state) == name:
+        if is_alike or trace.names.of(state) == name:
             return state
     return None

@@ -28,8 +28,8 @@ class DecayNormBias(Rule, page=__file__):
             if not group.get("weight_decay"):
                 continue
             for tensor in group["params"]:
-                if "Norm" in self.trace.owner_kind(tensor):
-                    norms.append(self.trace.name(tensor))
+                if "Norm" in self.trace.names.owner_kind(tensor):
+                    norms.append(self.trace.names.of(tensor))
                     decay = group["weight_decay"]
                 elif tensor.dim() == 1:
                     biases += 1

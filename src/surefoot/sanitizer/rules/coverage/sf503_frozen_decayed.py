@@ -67,7 +67,7 @@ class FrozenDecayed(Rule, page=__file__):
             if tensor is not None and not torch.equal(values, sample_of(tensor, SAMPLE)):
                 self.moved[state.key] += 1
                 (self.asks_not.discard if tensor.requires_grad else self.asks_not.add)(state.key)
-                self.names[state.key] = self.trace.name(tensor)
+                self.names[state.key] = self.trace.names.of(tensor)
 
     def findings(self) -> Findings:
         for optimizer in (o for o in self.trace.optimizers if o.steps):

@@ -79,14 +79,13 @@ class ParamNotInOptimizer(Rule, page=__file__):
         # A layer that joined a trained model is part of it.
         found = map(self.leaves.find, leaves)
         if self.partly and any(leaf is not None and leaf.seen == 1 for leaf in found):
-            self.trace.learn_names()
+            self.trace.names.learn()
             self._find_partly_trained()
 
     def _find_partly_trained(self) -> None:
         # Which models are trained at all: their other parameters are missing, not fixed.
-        for root in self.trace.roots:
-            module = root()
-            if module is not None and self.trace.is_trained(module):
+        for module in self.trace.names.models():
+            if self.trace.is_trained(module):
                 for parameter in module.parameters():
                     if len(self.partly) < MOST_PARAMETERS:
                         self.partly.add(id(parameter))

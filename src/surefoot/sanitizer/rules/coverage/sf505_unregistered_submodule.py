@@ -67,13 +67,8 @@ class UnregisteredSubmodule(Rule, page=__file__):
 
     def _is_registered(self, leaf: torch.Tensor) -> bool:
         """Whether some other model that was called has it: a part that several models use."""
-        models = (root() for root in self.trace.roots)
-        return any(
-            leaf is parameter
-            for model in models
-            if model is not None
-            for parameter in model.parameters()
-        )
+        models = self.trace.names.models()
+        return any(leaf is parameter for model in models for parameter in model.parameters())
 
     def findings(self) -> Findings:
         if self.held:

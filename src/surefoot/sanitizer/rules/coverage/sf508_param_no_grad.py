@@ -51,7 +51,7 @@ class ParamNoGrad(Rule, page=__file__):
 
     def findings(self) -> Findings:
         for optimizer in self.trace.optimizers:
-            if optimizer.steps < LEAST or optimizer.closure_steps:
+            if optimizer.steps < LEAST:
                 continue
             fed = any(state.backwards for state in optimizer.parameters)
             asking = self.asking.get(optimizer.key, {})
@@ -86,7 +86,7 @@ class ParamNoGrad(Rule, page=__file__):
     def _finding(
         self, optimizer: OptimizerState, states: list[ParameterState], certainty: Certainty
     ) -> Finding:
-        names = [self.trace.name(state) for state in states]
+        names = [self.trace.names.of(state) for state in states]
         how = "was called" if certainty is Certainty.PROOF else "was never called by itself"
         message = (
             f"{len(states)} parameters of {optimizer} got no gradient in {optimizer.steps} updates"

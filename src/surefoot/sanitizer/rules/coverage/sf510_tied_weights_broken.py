@@ -53,7 +53,7 @@ class TiedWeightsBroken(Rule, page=__file__):
         if not event.walk:
             return
         for one, two, site in self.ties.broken(event.leaves):
-            names = self.trace.name(one), self.trace.name(two)
+            names = self.trace.names.of(one), self.trace.names.of(two)
             self.pairs.append(_Pair(one, two, f"one parameter (shared at {site})", names))
             self.site = event.site
         if self.looks >= LOOKS or self.trace.updates:
@@ -79,8 +79,8 @@ class TiedWeightsBroken(Rule, page=__file__):
         a, b = one.detach(), two.detach()
         if float(a.std()) == 0 or len(self.pairs) > 100:
             return
-        names = self.trace.name(one), self.trace.name(two)
-        kinds = self.trace.owner_kind(one), self.trace.owner_kind(two)
+        names = self.trace.names.of(one), self.trace.names.of(two)
+        kinds = self.trace.names.owner_kind(one), self.trace.names.owner_kind(two)
         if a.shape == b.shape[::-1] and torch.equal(a, b.t()):
             self.pairs.append(_Pair(one, two, TRANSPOSED, names))
         elif a.shape == b.shape and kinds[0] != kinds[1] and torch.equal(a, b):
@@ -88,14 +88,14 @@ class TiedWeightsBroken(Rule, page=__file__):
 
     def _compare_rows(self, matrices: list[torch.Tensor]) -> None:
         # A vocabulary that grew: the rows it had are equal, those that were added are not.
-        kinds = [self.trace.owner_kind(matrix) for matrix in matrices]
+        kinds = [self.trace.names.owner_kind(matrix) for matrix in matrices]
         for one in (m for m, kind in zip(matrices, kinds, strict=True) if "Embedding" in kind):
             for two, kind in zip(matrices, kinds, strict=True):
                 if two.shape != one.shape or "Embedding" in kind or len(self.pairs) > 100:
                     continue
                 equal = (one.detach() == two.detach()).all(1) & one.detach().any(1)
                 if SOME * len(equal) <= int(equal.sum()) < len(equal):
-                    names = self.trace.name(one), self.trace.name(two)
+                    names = self.trace.names.of(one), self.trace.names.of(two)
                     self.pairs.append(_Pair(one, two, "equal in most rows", names))
 
     def on_step_end(self, event: ev.StepEnd) -> None:

@@ -62,7 +62,7 @@ class LowPrecisionUpdateLost(Rule, page=__file__):
             return
         still = fed = 0
         names = []
-        optimizer = event.optimizer.optimizer()
+        optimizer = event.optimizer.ref()
         for state, values, has_gradient in kept:
             tensor = state.ref()
             if tensor is None or optimizer is None or keeps_remainder(optimizer, tensor):
@@ -70,7 +70,7 @@ class LowPrecisionUpdateLost(Rule, page=__file__):
             same = (sample_of(tensor) == values) & has_gradient
             still += int(same.sum())
             fed += int(has_gradient.sum())
-            names.append(self.trace.name(tensor))
+            names.append(self.trace.names.of(tensor))
         if fed:
             self.lost[event.optimizer.key].append(still / fed)
             self.names[event.optimizer.key] = names

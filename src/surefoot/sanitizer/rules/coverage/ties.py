@@ -62,11 +62,8 @@ class Ties(Listener):
         if not open_ties:
             return
         reached = {id(leaf) for leaf in leaves}
-        models = {}
-        for root in self.trace.roots:
-            module = root()
-            if module is not None:
-                models[self.trace.module_key(module)] = list(module.modules())
+        found = self.trace.names.models()
+        models = {self.trace.module_key(module): list(module.modules()) for module in found}
         present = {id(module) for parts in models.values() for module in parts}
         for tie in open_ties:
             for key, parts in models.items():

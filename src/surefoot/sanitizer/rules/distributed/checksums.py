@@ -137,7 +137,7 @@ def _digests(trace: Trace, optimizer: OptimizerState) -> tuple[dict[str, str], d
         # Shards (DTensor, flat parameters) differ by design.
         if tensor is None or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             continue
-        name = trace.name(tensor)
+        name = trace.names.of(tensor)
         count[name] += 1
         if count[name] > 1:
             name = f"{name} ({count[name]})"
