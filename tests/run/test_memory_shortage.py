@@ -60,6 +60,10 @@ def test_a_run_that_runs_out_of_memory_leaves_a_table_and_advice(tmp_path: Path)
     found = json.loads((run / "artifacts" / "out-of-memory.json").read_text())
     assert found["table"]["weights"] == found["table"]["gradients"] == 20
     assert found["largest_tensors"]
+    # Most of it is Python and torch: no activation was ever that large.
+    assert found["table"]["rest_of_the_process"] > 1 << 20
+    assert "activations_batch_and_workspace" not in found["table"]
+    assert not any(entry["saves_bytes"] for entry in found["advice"][:-1])
     assert "train.micro_batch=2 with train.accumulation=2" in found["advice"][0]["do"]
     kinds = [event.kind for event in read_events(run / "events.jsonl")]
     assert kinds[-1] == "failure"

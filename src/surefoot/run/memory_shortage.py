@@ -51,17 +51,21 @@ def explain(assembly: Assembly, peak_bytes: int) -> dict[str, Any]:
     """The table, the largest tensors and the ordered advice, as plain values.
 
     Args:
-        peak_bytes: the highest use so far; what the states do not explain is taken as activations.
+        peak_bytes: the highest use so far. What the states do not explain is taken as activations
+            on a device of its own; on a CPU it is the process itself, its libraries and its data
+            too, and nobody knows the share of activations.
     """
     table = memory_table(assembly)
-    activations = max(0, peak_bytes - sum(table.values()))
+    rest = max(0, peak_bytes - sum(table.values()))
+    on_cpu = assembly.trainable.device.type == "cpu"
+    name = "rest_of_the_process" if on_cpu else "activations_batch_and_workspace"
     largest = sorted(_named_tensors(assembly), key=lambda entry: -int(entry["bytes"]))
     return {
         "format": 1,
-        "table": {**table, "activations_batch_and_workspace": activations},
+        "table": {**table, name: rest},
         "peak_bytes": peak_bytes,
         "largest_tensors": largest[:MOST_TENSORS],
-        "advice": list(advice(assembly, table, activations)),
+        "advice": list(advice(assembly, table, 0 if on_cpu else rest)),
     }
 
 
