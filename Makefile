@@ -70,6 +70,7 @@ test-slow: $(VENV)/.ready-test
 
 lint: $(VENV)/.ready-lint docs
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 docs: $(VENV)/.ready-docs
