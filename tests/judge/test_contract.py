@@ -53,6 +53,19 @@ def test_a_slice_regression_breaks_it_though_the_mean_improves(tmp_path: Path) -
     assert clause(found, "slices.night/accuracy").standing is HELD
 
 
+@pytest.mark.parametrize(("night", "standing"), [(0.52, HELD), (0.5, HELD), (0.53, BROKEN)])
+def test_a_slice_whose_metric_is_better_where_it_is_smaller(
+    night: float, standing: Standing, tmp_path: Path
+) -> None:
+    before = {"day/loss": 0.5, "night/loss": 0.5}
+    slices = [{"metric": name, "direction": "min", "allowed_regression": 0.02} for name in before]
+    promised = {"baseline": {"run": "x", "values": before}, "slices": slices}
+    now = {"day/loss": 0.1, "night/loss": night}
+    found = verdict(tmp_path / "run", contract=promised, evaluations=[now])
+    assert clause(found, "slices.day/loss").standing is HELD
+    assert clause(found, "slices.night/loss").standing is standing
+
+
 @pytest.mark.parametrize(
     ("direction", "value", "standing"),
     [
