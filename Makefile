@@ -42,7 +42,7 @@ help:
 	@echo "make lint      ruff, mypy, and the pages without a warning"
 	@echo "make docs      build the pages in docs/ into site/"
 	@echo "make bench     host time of an update against a bare loop"
-	@echo "make doctor-score  some 300 bad and healthy runs: how often the doctor is right"
+	@echo "make doctor-score  how often the doctor is right: on runs its thresholds were tuned on, and on held-out ones"
 	@echo "make test-slow   further cases that each need processes of their own (CPU)"
 	@echo "make audit-mutants  clean scripts, broken mechanically: how many the audit finds"
 	@echo "make test-ranks  every layout and launch of several ranks (CPU)"
