@@ -20,7 +20,7 @@ from reading_path import (
 NUMERIC = {
     "engine/step.py:Update.__call__",
     "engine/passes.py:PlainPass.__call__",
-    "engine/passes.py:divided",
+    "engine/passes.py:WindowLosses.add",
     "engine/in_flight.py:UpdatesInFlight.settle",
     "numerics/clipping.py:global_norm",
     "numerics/clipping.py:ClipNorm.__call__",

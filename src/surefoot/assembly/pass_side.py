@@ -12,22 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from surefoot.assembly.task_layout import loads_of
 from surefoot.config.sections import Settings
 from surefoot.core.identity import identity
-from surefoot.data.batch import MicroBatch
 from surefoot.engine.evaluate import SumUp
 from surefoot.engine.measure.device_clock import DeviceClock, TimedTask
 from surefoot.engine.measure.forward_clock import ForwardClock
-from surefoot.engine.passes import Pass, PlainPass, RankReduction
+from surefoot.engine.passes import EnclosedPass, Pass, PlainPass, RankReduction
 from surefoot.engine.pipeline_pass import PipelinePass, PipelineSums
-from surefoot.engine.routing import RouterLoads, loads_of
 from surefoot.memory.weights_on_host import WeightsOnHost, check_weights_on_host
 from surefoot.numerics.clipping import global_norm, gradients_of, weight_norm
-from surefoot.numerics.loss_scaling import LossScale
 from surefoot.numerics.precision import Precision
 from surefoot.parallel.collectives import HostSums, SharedBuffers
 from surefoot.parallel.layout import LaidOut, Place
 from surefoot.parallel.parts import ShardedNorm, local_gradients
+from surefoot.tasks.routed import RouterLoads
 from surefoot.tasks.task import Task
 
 
@@ -89,7 +88,7 @@ def make_pass_side(
     run_pass = ranks.run_pass
     if settings.memory.offload_parameters != "off":
         check_weights_on_host(device, place.has_whole_model)
-        run_pass = with_weights_on_host_between_uses(run_pass, WeightsOnHost(model, device))
+        run_pass = EnclosedPass(run_pass, WeightsOnHost(model, device).away)
     return PassSide(
         run_pass=run_pass,
         ranks=ranks,
@@ -135,17 +134,3 @@ def make_rank_parts(
         sum_up=PipelineSums(laid_out.pipeline, task, precision),
         **of_ranks,
     )
-
-
-def with_weights_on_host_between_uses(run_pass: Pass, weights: WeightsOnHost) -> Pass:
-    """The pass, with each block's weights on the host while other blocks compute."""
-
-    def run(
-        micro_batches: Sequence[MicroBatch],
-        denominators: Mapping[str, float],
-        loss_scale: LossScale,
-    ) -> dict[str, Tensor]:
-        with weights.away():
-            return run_pass(micro_batches, denominators, loss_scale)
-
-    return run

@@ -24,7 +24,7 @@ from surefoot.assembly.loading import (
     make_plan,
 )
 from surefoot.assembly.process import Process, seed_rank
-from surefoot.assembly.task_layout import place_task
+from surefoot.assembly.task_layout import place_task, weight_of
 from surefoot.assembly.update_parts import Trainable, make_trainable, make_update
 from surefoot.config.building import make_schedule
 from surefoot.config.sections import Settings
@@ -42,7 +42,6 @@ from surefoot.data.sources.stream import StreamPlan, StreamSource
 from surefoot.engine.decisions import Decisions
 from surefoot.engine.evaluate import Evaluator, evaluate
 from surefoot.engine.reporting import Investigation, no_findings
-from surefoot.engine.routing import weight_of
 from surefoot.engine.step import Update
 from surefoot.engine.sum_check import NUM_SAMPLES, FewSamples, check_sums
 from surefoot.engine.window import Window, over_ranks, windows

@@ -5,18 +5,22 @@ The meaning of the loss stays; every way adds up to it. Nothing here touches the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from torch import nn
 
 from surefoot.config.sections import Settings
 from surefoot.core.errors import RequestError
 from surefoot.core.identity import identity
-from surefoot.engine.routing import with_routers
+from surefoot.models.routers import SumOverRanks, routers_of
 from surefoot.parallel.context import shard_sequence
 from surefoot.parallel.mesh import ONE_RANK, Mesh
 from surefoot.parallel.vocabulary import VocabularyParallelScores
 from surefoot.tasks.generation import GenerationTask
+from surefoot.tasks.routed import RouterLoads, RouterTask
 from surefoot.tasks.scoring import ChunkedScores, takes_finish
-from surefoot.tasks.task import Task
+from surefoot.tasks.task import Task, Weight
 
 
 def place_task(task: Task, model: nn.Module, settings: Settings, mesh: Mesh | None) -> Task:
@@ -28,6 +32,22 @@ def place_task(task: Task, model: nn.Module, settings: Settings, mesh: Mesh | No
     scored = _scored(task, model, settings, mesh)
     sharded = shard_sequence(scored, model, mesh, settings.parallel)
     return with_routers(sharded, model, identity if mesh is None else mesh.sum_over_items)
+
+
+def with_routers(task: Task, model: nn.Module, sum_over_ranks: SumOverRanks) -> Task:
+    """The task, with the terms of the routers where the model has any."""
+    routers = routers_of(model, sum_over_ranks)
+    return task if routers is None else RouterTask(task, routers)
+
+
+def weight_of(task: Task, trained: Task) -> Callable[[Any], Weight]:
+    """How batches of `task` are weighed where what is trained is `trained`."""
+    return trained.weight_of(task) if isinstance(trained, RouterTask) else task.weight
+
+
+def loads_of(task: Task) -> RouterLoads | None:
+    """The loads of a task with routers; None for any other."""
+    return task.routers.loads if isinstance(task, RouterTask) else None
 
 
 def _scored(task: Task, model: nn.Module, settings: Settings, mesh: Mesh | None) -> Task:

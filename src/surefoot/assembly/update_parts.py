@@ -20,13 +20,13 @@ from surefoot.config.sections import Settings
 from surefoot.core.reports import Event, Observer
 from surefoot.core.schedules import Schedule
 from surefoot.core.units import Steps
+from surefoot.engine.after_update import InTurn
 from surefoot.engine.first_bad import FirstBad
-from surefoot.engine.idle_parameters import IdleParameters
+from surefoot.engine.measure.idle_parameters import IdleParameters
 from surefoot.engine.measure.sampling import SampledPass, Sampling
 from surefoot.engine.measure.signals import MeasuredSignals
-from surefoot.engine.passes import Pass
+from surefoot.engine.passes import EnclosedPass, Pass
 from surefoot.engine.reporting import Investigation, ReportLog, no_findings
-from surefoot.engine.routing import CountedPass, Followers, RouterLoads
 from surefoot.engine.step import Update, UpdateParts
 from surefoot.numerics.clipping import ClipNorm, NoClip
 from surefoot.numerics.measures import UnitWatch
@@ -36,6 +36,7 @@ from surefoot.observe.probes import MemoryProbe
 from surefoot.parallel.layout import LaidOut, LayoutRequest, Place, lay_out
 from surefoot.state.run_state import Best, Progress, RunState
 from surefoot.state.stages import ALL_LAYERS, Layers
+from surefoot.tasks.routed import RouterLoads
 from surefoot.tasks.task import Task
 
 NEVER_STEPS = 2**62
@@ -167,7 +168,7 @@ def make_update(
             clip=make_clip(settings.train.clip_norm),
             course=optimizing.course,
             optimizer=optimizing.optimizer,
-            average=average if loads is None else Followers(average, loads),
+            average=average if loads is None else InTurn(average, loads),
             signals=MeasuredSignals(passing.ranks.weight_norm, weight_norm_every, sampling),
             log=log,
         )
@@ -219,7 +220,10 @@ def make_sampling(trainable: Trainable, settings: Settings, log: ReportLog) -> S
 
 
 def instrumented(run_pass: Pass, loads: RouterLoads | None, sampling: Sampling | None) -> Pass:
-    """The pass, with counting of the routers' loads and with sampling where there are any."""
+    """The pass, with counting of the routers' loads and with sampling where there are any.
+
+    One that is run again to look for a fault is not counted, nor sampled.
+    """
     if loads is not None:
-        run_pass = CountedPass(run_pass, loads)
+        run_pass = EnclosedPass(run_pass, loads.counting)
     return run_pass if sampling is None else SampledPass(run_pass, sampling)

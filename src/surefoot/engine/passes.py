@@ -151,6 +151,27 @@ class PlainPass:
         return self.reduction.finish(losses.values)
 
 
+class EnclosedPass:
+    """A pass inside a context.
+
+    Args:
+        context: makes it, for each window.
+    """
+
+    def __init__(self, run_pass: Pass, context: Callable[[], AbstractContextManager[None]]) -> None:
+        self._run_pass = run_pass
+        self._context = context
+
+    def __call__(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        denominators: Mapping[str, float],
+        loss_scale: LossScale,
+    ) -> dict[str, Tensor]:
+        with self._context():
+            return self._run_pass(micro_batches, denominators, loss_scale)
+
+
 @dataclass(eq=False)
 class WindowLosses:
     """The losses of one window, added up over its micro-batches.
@@ -177,12 +198,14 @@ class WindowLosses:
             filler: whether it is that of a rank that has run out of data, which is run because the
                 other ranks wait for its part, and counts for nothing.
         """
-        terms = loss_terms(sums, self.denominators)
-        losses = divided(terms, self.denominators)
-        seeds = [self.seeds.of(self.denominators[t], terms[t], self.loss_scale) for t in terms]
+        terms, denominators = loss_terms(sums, self.denominators), self.denominators
+        seeds = [self.seeds.of(denominators[t], terms[t], self.loss_scale) for t in terms]
+        # A term whose denominator is 0 has no item in this window: its sum is 0 and stays so.
+        losses = {t: terms[t].detach() / (denominators[t] or 1.0) for t in terms}
+        if TOTAL not in losses:
+            losses = {TOTAL: _total(losses), **losses}
         if filler:
-            losses = {term: torch.zeros_like(loss) for term, loss in losses.items()}
-            seeds = [torch.zeros_like(seed) for seed in seeds]
+            losses, seeds = _zeros_like(losses, seeds)
         for term, loss in losses.items():
             self.values[term] = self.values[term] + loss if term in self.values else loss
         return list(terms.values()), seeds
@@ -223,13 +246,11 @@ def loss_terms(
     return terms
 
 
-def divided(terms: Mapping[str, Tensor], denominators: Mapping[str, float]) -> dict[str, Tensor]:
-    """Each term over its denominator, detached, and their total under `TOTAL`.
-
-    A term whose denominator is 0 has no item in this window: its sum is 0 and stays so.
-    """
-    losses = {term: value.detach() / (denominators[term] or 1.0) for term, value in terms.items()}
-    return losses if TOTAL in losses else {TOTAL: _total(losses), **losses}
+def _zeros_like(
+    losses: Mapping[str, Tensor], seeds: Sequence[Tensor]
+) -> tuple[dict[str, Tensor], list[Tensor]]:
+    zeros = {term: torch.zeros_like(loss) for term, loss in losses.items()}
+    return zeros, [torch.zeros_like(seed) for seed in seeds]
 
 
 def _total(losses: Mapping[str, Tensor]) -> Tensor:

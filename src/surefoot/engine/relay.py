@@ -117,7 +117,7 @@ class Relay:
             )
             for stage in pipeline.stages
         ]
-        loss = _as_it_is if self._trains else None
+        loss = _summed if self._trains else None
         return pipeline.order.schedule(stages, num_micro_batches, loss)
 
     def _work(
@@ -164,7 +164,7 @@ class _Backwards:
         self._sync.micro_batch(self._left == 0)
 
 
-def _as_it_is(output: Tensor, _: Tensor) -> Tensor:
+def _summed(output: Tensor, _: Tensor) -> Tensor:
     # Another tensor than the output, which torch detaches in place.
     return output.sum()
 

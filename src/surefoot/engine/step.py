@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
+from surefoot.engine.after_update import AfterUpdate
 from surefoot.engine.in_flight import NOTHING, PendingReport, Signals
 from surefoot.engine.passes import Pass
 from surefoot.engine.reporting import ReportLog
@@ -20,12 +20,6 @@ from surefoot.engine.window import Window
 from surefoot.numerics.clipping import Flag
 from surefoot.numerics.loss_scaling import LossScale
 from surefoot.optim.update import UpdateOptimizer
-
-
-class Average(Protocol):
-    """A running average of the weights, such as an EMA."""
-
-    def update(self, finite: Callable[[], Tensor]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -46,7 +40,8 @@ class UpdateParts:
     course: Callable[[int], tuple[float, float | None]]
     """Updates completed -> (multiplier of the peak rate, momentum or None to leave it)."""
     optimizer: UpdateOptimizer
-    average: Average
+    average: AfterUpdate
+    """A running average of the weights, and whatever else follows them."""
     signals: Signals
     log: ReportLog
 

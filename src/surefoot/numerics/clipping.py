@@ -36,8 +36,7 @@ def tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
     """L2 norm of each tensor.
 
     Low-precision tensors accumulate in float32; float64 stays float64. On the CPU a long tensor is
-    added up in pieces: torch adds its squares to one running float32, which loses what is small
-    beside it (16 million equal values: 0.9 %), so that the number of shards would show.
+    added up in pieces.
 
     Args:
         tensors: tensors of one device, at least one.
@@ -47,11 +46,10 @@ def tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
     """
     dtypes = {tensor.dtype for tensor in tensors}
     wide = torch.float64 if torch.float64 in dtypes else torch.float32
-    if any(_is_long(tensor) for tensor in tensors):
+    if max(map(Tensor.numel, tensors)) > PIECE and any(map(_is_long, tensors)):
         return torch.stack([_norm_by_pieces(tensor, wide) for tensor in tensors])
-    if dtypes.isdisjoint(_LOW_PRECISION):
-        return torch.stack(torch._foreach_norm(list(tensors), 2.0))
-    return torch.stack(torch._foreach_norm(list(tensors), 2.0, dtype=wide))
+    dtype = None if dtypes.isdisjoint(_LOW_PRECISION) else wide
+    return torch.stack(torch._foreach_norm(list(tensors), 2.0, dtype=dtype))
 
 
 def _is_long(tensor: Tensor) -> bool:
@@ -59,7 +57,11 @@ def _is_long(tensor: Tensor) -> bool:
 
 
 def _norm_by_pieces(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """The L2 norm of a tensor on the CPU, 0-dim."""
+    """The L2 norm of a tensor on the CPU, 0-dim.
+
+    Torch adds its squares to one running float32, which loses what is small beside it (16 million
+    equal values: 0.9 %), so that the number of shards would show.
+    """
     pieces = torch._foreach_norm(list(tensor.reshape(-1).split(PIECE)), 2.0, dtype=dtype)
     return torch.linalg.vector_norm(torch.stack(pieces), dtype=torch.float64).to(dtype)
 

@@ -21,13 +21,14 @@ from parallel.small_runs import (
     train,
     train_on,
 )
+from surefoot.assembly.task_layout import weight_of, with_routers
 from surefoot.core.reports import StepReport
 from surefoot.data.order import Cursor
-from surefoot.engine.routing import RouterTask, count_tokens, weight_of, with_routers
 from surefoot.models.moe import RoutedFeedForward, heard, routed_layers
 from surefoot.numerics.modes import untouched_statistics
 from surefoot.run.run_facts import exactness
 from surefoot.tasks.generation import GenerationTask
+from surefoot.tasks.routed import RouterTask, count_tokens
 from surefoot.tasks.task import FunctionTask, main_weight, split_dependence
 from surefoot.train_step import TrainStep
 
@@ -228,12 +229,12 @@ def test_what_is_run_outside_an_update_is_not_counted() -> None:
     task = with_routers(GenerationTask(24), model, lambda tensor: tensor)
     assert isinstance(task, RouterTask)
     task.loss_sum(model, batches_of(2)[0])
-    assert task.loads.measures() == {}
-    with task.loads.counting():
+    assert task.routers.loads.measures() == {}
+    with task.routers.loads.counting():
         task.loss_sum(model, batches_of(2)[0])
-    once = task.loads.measures()
+    once = task.routers.loads.measures()
     task.loss_sum(model, batches_of(3)[0])
-    assert task.loads.measures() == once
+    assert task.routers.loads.measures() == once
 
 
 def test_a_filler_meets_the_others_and_counts_for_nothing() -> None:
@@ -247,13 +248,13 @@ def test_a_filler_meets_the_others_and_counts_for_nothing() -> None:
     task = with_routers(GenerationTask(24), model, sum_over_ranks)
     assert isinstance(task, RouterTask)
     own, filler = batches_of(2, 1)
-    with task.loads.counting():
+    with task.routers.loads.counting():
         task.loss_sum(model, own)
-        once = task.loads.measures()
+        once = task.routers.loads.measures()
         with untouched_statistics(model):
             task.loss_sum(model, filler)
     assert shared[-1].shape == shared[0].shape and not shared[-1].any()
-    assert task.loads.measures() == once
+    assert task.routers.loads.measures() == once
 
 
 def test_the_record_names_what_depends_on_the_split() -> None:
