@@ -12,7 +12,8 @@ import yaml
 ROOT = Path(__file__).parents[1]
 WORKFLOW = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
 JOBS: dict[str, Any] = yaml.safe_load(WORKFLOW)["jobs"]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = SETTINGS["project"]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
@@ -56,3 +57,12 @@ def test_the_hooks_are_those_of_make_lint() -> None:
         "ruff format --check .",
         "mypy",
     ]
+
+
+def test_types_are_strict_in_every_module() -> None:
+    mypy = SETTINGS["tool"]["mypy"]
+    assert mypy["strict"] is True
+    assert mypy["files"] == ["src/surefoot"]
+    # What stands here is said of other packages alone.
+    named = [name for override in mypy["overrides"] for name in override["module"]]
+    assert [name for name in named if name.partition(".")[0] in ("surefoot", "*")] == []

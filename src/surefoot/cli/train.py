@@ -16,7 +16,7 @@ from surefoot.core.errors import EXIT_DONE, RankError, RequestError, StopRequest
 from surefoot.observe.formatting import format_number, format_path
 
 if TYPE_CHECKING:
-    from surefoot.build import RunResult
+    from surefoot.run.folder_run import RunResult
 
 RESUME_HELP = (
     "Go on with this run folder from its newest checkpoint, or from RUN/checkpoints/step-… of it."

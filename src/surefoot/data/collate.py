@@ -191,4 +191,4 @@ def _padded(values: Sequence[Any], longest: int, filler: int) -> Tensor:
 def padding_fraction(batch: Mapping[str, Any]) -> float:
     """Share of padding among the positions of a batch."""
     mask = batch[MASK_KEY]
-    return (mask.numel() - int(mask.sum())) / mask.numel()
+    return float((mask.numel() - int(mask.sum())) / mask.numel())

@@ -87,7 +87,8 @@ class Weighted(SampleOrder):
 
     def indices(self, seed: int, epoch: int, positions: IndexArray, num_samples: int) -> IndexArray:
         drawn = uniform_numbers(seed, epoch, positions) * self.cumulative[-1]
-        return np.searchsorted(self.cumulative, drawn, side="right").astype(np.int64)
+        found: IndexArray = np.searchsorted(self.cumulative, drawn, side="right").astype(np.int64)
+        return found
 
 
 def weighted(source: Any, *, weights: str = OF_CLASSES, length: int | None = None) -> Weighted:

@@ -94,7 +94,7 @@ class RobustSeries:
 
     def error_of_median(self, num_rows: float) -> float:
         """Standard error of the median of so many rows, if their noise is independent."""
-        return 1.25 * self.noise / num_rows**0.5
+        return float(1.25 * self.noise / num_rows**0.5)
 
 
 def running_median(values: Floats, window: int) -> Floats:

@@ -223,7 +223,8 @@ class Attention(nn.Module):
         if rotation is not None:
             query, key = _rotate(query, rotation), _rotate(key, rotation)
         mixed = self.core(query, key, value, mask)
-        return self.output(mixed.transpose(1, 2).flatten(2))
+        out: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
+        return out
 
 
 class FeedForward(nn.Module):
@@ -240,8 +241,11 @@ class FeedForward(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """[B, S, D] to [B, S, D]."""
         if self.gated:
-            return self.output(F.silu(self.gate(hidden)) * self.input(hidden))
-        return self.output(F.gelu(self.input(hidden)))
+            activated = F.silu(self.gate(hidden)) * self.input(hidden)
+        else:
+            activated = F.gelu(self.input(hidden))
+        out: Tensor = self.output(activated)
+        return out
 
 
 def _feedforward(config: GPTConfig, layer: int) -> nn.Module:
@@ -273,7 +277,8 @@ class Block(nn.Module):
     def forward(self, hidden: Tensor, rotation: Rotation | None, mask: Tensor | None) -> Tensor:
         """[B, S, D] to [B, S, D]; `mask` [B, 1, S, S] is true where a place may look."""
         hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), rotation, mask))
-        return hidden + self.dropout(self.feedforward(self.feedforward_norm(hidden)))
+        out: Tensor = hidden + self.dropout(self.feedforward(self.feedforward_norm(hidden)))
+        return out
 
 
 class GPT(nn.Module):
@@ -375,7 +380,8 @@ class GPT(nn.Module):
         hidden = self.dropout(hidden)
         for block in self.blocks:
             hidden = block(hidden, rotation, mask)
-        return self.norm(hidden)
+        out: Tensor = self.norm(hidden)
+        return out
 
     def _rotation(self, length: int, position_ids: Tensor | None) -> Rotation | None:
         if self.config.positions != "rope":

@@ -68,7 +68,8 @@ class HiddenLayer(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """[B, in_features] to [B, out_features]."""
         output = self.dropout(self.activation(self.norm(self.linear(hidden))))
-        return hidden + output if self.residual else output
+        out: Tensor = hidden + output if self.residual else output
+        return out
 
 
 class MLP(nn.Module):
@@ -115,4 +116,5 @@ class MLP(nn.Module):
         hidden = inputs.flatten(1)
         for block in self.blocks:
             hidden = block(hidden)
-        return self.head(hidden)
+        out: Tensor = self.head(hidden)
+        return out

@@ -121,7 +121,8 @@ class ResidualBlock(nn.Module):
 
     def forward(self, pictures: Tensor) -> Tensor:
         """[B, in_channels, H, W] to [B, out_channels, H / stride, W / stride]."""
-        return self.activation(self.shortcut(pictures) + self.branch(pictures))
+        out: Tensor = self.activation(self.shortcut(pictures) + self.branch(pictures))
+        return out
 
 
 class ResNet(nn.Module):
@@ -189,4 +190,5 @@ class ResNet(nn.Module):
         hidden = self.stem(pixel_values)
         for block in self.blocks:
             hidden = block(hidden)
-        return self.head(self.dropout(hidden.mean(dim=(2, 3))))
+        out: Tensor = self.head(self.dropout(hidden.mean(dim=(2, 3))))
+        return out

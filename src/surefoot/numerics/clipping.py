@@ -63,7 +63,8 @@ def _norm_by_pieces(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     equal values: 0.9 %), so that the number of shards would show.
     """
     pieces = torch._foreach_norm(list(tensor.reshape(-1).split(PIECE)), 2.0, dtype=dtype)
-    return torch.linalg.vector_norm(torch.stack(pieces), dtype=torch.float64).to(dtype)
+    out: Tensor = torch.linalg.vector_norm(torch.stack(pieces), dtype=torch.float64).to(dtype)
+    return out
 
 
 def global_norm(

@@ -86,7 +86,7 @@ def count_flops(model: nn.Module, loss: Callable[[nn.Module], Any]) -> int:
         raise UncountableError(f"{type(error).__name__}: {said[0] if said else ''}") from error
     if operators.unknown:
         raise UncountableError(f"no formula for {', '.join(sorted(operators.unknown))}")
-    return int(counter.get_total_flops()) - operators.recomputed
+    return int(counter.get_total_flops() - operators.recomputed)
 
 
 def _without_memory(model: nn.Module) -> nn.Module:
@@ -104,7 +104,7 @@ class _Operators(TorchDispatchMode):
     """Sees every operator that runs below the counter: unknown ones, and what is computed again."""
 
     def __init__(self, counter: FlopCounterMode) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.counter = counter
         self.in_backward = False
         self.unknown: set[str] = set()
@@ -156,7 +156,7 @@ def _convolution_backward(
     """
     transposed, output_mask = others[4], others[7]
     places = inputs[2:] if transposed else grad_output[2:]
-    return 2 * sum(output_mask[:2]) * inputs[0] * prod(places) * prod(weight)
+    return 2 * int(sum(output_mask[:2])) * inputs[0] * prod(places) * prod(weight)
 
 
 _FORMULAS: dict[Any, Callable[..., int]] = {

@@ -35,9 +35,9 @@ def update_ratio(before: Sequence[Tensor], after: Sequence[Tensor]) -> Tensor:
     weights stand still, far above they jump.
     """
     moved = torch._foreach_sub([tensor.detach() for tensor in after], list(before))
-    return torch.linalg.vector_norm(tensor_norms(moved)) / torch.linalg.vector_norm(
-        tensor_norms(before)
-    )
+    norms = [torch.linalg.vector_norm(tensor_norms(tensors)) for tensors in (moved, before)]
+    ratio: Tensor = norms[0] / norms[1]
+    return ratio
 
 
 class UnitWatch:

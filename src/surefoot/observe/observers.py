@@ -67,7 +67,8 @@ def as_observer(given: Any) -> Observer:
     if not set(has) - {"close"}:
         raise RequestError(f"the observer {name} has no such method", where="observers", rule=rule)
     if len(has) == len(METHODS):
-        return given
+        complete: Observer = given
+        return complete
     methods = {method: getattr(given, method, _nothing) for method in METHODS}
     return FilledObserver(name, **methods)
 

@@ -7,7 +7,7 @@ does. Never synchronizes with a device.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -83,7 +83,7 @@ class TimeLedger:
             return before
 
         self.switch = switch
-        self._now = lambda: (switch(current), since)[1]
+        self._now: Callable[[], int] = lambda: (switch(current), since)[1]
         self._scopes = tuple(PhaseScope(self, phase) for phase in Phase)
 
     def shift(self, source: Phase, target: Phase, seconds: float) -> None:

@@ -50,7 +50,7 @@ def make_over_groups(
             rule="the rate and the weight decay stand in each parameter group",
             remedy=f"write optimizer.{taken[0]}",
         )
-    made = call(found, (groups,), {**given, **arguments}, name, "optimizer")
+    made: torch.optim.Optimizer = call(found, (groups,), {**given, **arguments}, name, "optimizer")
     _refuse_unusable(made, name)
     _name_parameters(made, names, name)
     return made

@@ -237,7 +237,8 @@ class HeadExchange:
 
     def _by_rank(self, heads: Tensor) -> Tensor:
         """[B, H, s, D] to [ranks, B, H / ranks, s, D]."""
-        return heads.unflatten(1, (self._size, -1)).transpose(0, 1)
+        out: Tensor = heads.unflatten(1, (self._size, -1)).transpose(0, 1)
+        return out
 
     def _all_to_all(self, parts: Tensor) -> Tensor:
         """Gives part i of the first dim to rank i and gets one from each."""

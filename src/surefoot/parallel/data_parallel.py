@@ -108,7 +108,8 @@ def blocks_left_whole() -> AbstractContextManager[object]:
     # Imported only if something is compiled.
     from torch._dynamo import config
 
-    return config.patch(optimize_ddp=False)
+    whole: AbstractContextManager[object] = config.patch(optimize_ddp=False)
+    return whole
 
 
 def settle_buckets(wrapped: DistributedDataParallel) -> None:
@@ -141,4 +142,7 @@ def sum_gradients(summing: Any, bucket: dist.GradBucket) -> torch.futures.Future
     buffer = bucket.buffer()
     summing.num_elements += buffer.numel()
     work = dist.all_reduce(buffer, op=dist.ReduceOp.SUM, group=summing.group, async_op=True)
-    return work.get_future().then(lambda done: done.value()[0])
+    summed: torch.futures.Future[torch.Tensor] = work.get_future().then(
+        lambda done: done.value()[0]
+    )
+    return summed

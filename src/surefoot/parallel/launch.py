@@ -127,7 +127,8 @@ class _Agent(LocalElasticAgent):
             self._say_who()
         self.looks_since = time.monotonic()
         try:
-            return super()._monitor_workers(worker_group)
+            result: RunResult = super()._monitor_workers(worker_group)
+            return result
         finally:
             self.looks_since = None
 

@@ -81,9 +81,10 @@ def pass_around(module: nn.Module, ring: Ring) -> None:
             remedy="use parallel.context_exchange=all-to-all, or no dropout in attention",
         )
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        mixed: Tensor = _RingAttention.apply(query, key, value, mask, ring)
+        apply: Any = _RingAttention.apply
+        mixed: Tensor = apply(query, key, value, mask, ring)
         return mixed
 
     module.forward = attend
@@ -244,7 +245,8 @@ def _grouped(query: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
 
 def _ungrouped(gradient: Tensor, like: Tensor) -> Tensor:
     """The gradient [B, H, s, D] summed over repeated heads."""
-    return gradient.unflatten(1, (like.shape[1], -1)).sum(2)
+    out: Tensor = gradient.unflatten(1, (like.shape[1], -1)).sum(2)
+    return out
 
 
 def _share(logs: Tensor, log_sums: Tensor) -> Tensor:

@@ -68,7 +68,8 @@ def vocabulary_parallel_cross_entropy_sum(
         0-dim, the same on every rank. Its gradient is with respect to this rank's logits.
     """
     rows = widened(scores.flatten(0, -2))
-    result: Tensor = _VocabularyParallelCrossEntropy.apply(rows, expected.flatten(), group)
+    apply: Any = _VocabularyParallelCrossEntropy.apply
+    result: Tensor = apply(rows, expected.flatten(), group)
     return result
 
 

@@ -81,7 +81,7 @@ class NarrowestType(TorchDispatchMode):
     """Remembers the least exact floating type to which a float64 number was turned."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.dtype = torch.float64
 
     def __torch_dispatch__(

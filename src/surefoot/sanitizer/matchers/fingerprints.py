@@ -70,7 +70,7 @@ def is_fine(tensor: torch.Tensor) -> bool:
     if not tensor.is_floating_point():
         return False
     row = _array(tensor[0]).reshape(-1)[:ROW_SAMPLE]
-    return row.size >= FINE_VALUES and len(set(row.tolist())) >= FINE_SHARE * row.size
+    return bool(row.size >= FINE_VALUES and len(set(row.tolist())) >= FINE_SHARE * row.size)
 
 
 def _array(tensor: torch.Tensor) -> Any:

@@ -169,7 +169,7 @@ def _write(folder: Path, worker: Any, fetch: int, before: Any, after: Any) -> No
 
 def random_streams(dataset: Any) -> dict[str, str]:
     """Digests of the states of the random streams that a worker could use."""
-    states = {
+    states: dict[str, Callable[[], object]] = {
         "random (Python's global stream)": lambda: random.getstate(),
         "torch (global stream)": lambda: torch.get_rng_state().numpy().tobytes(),
     }

@@ -35,7 +35,8 @@ def attach(patches: Patches) -> None:
 
     def unscale(original: Any, self: GradScaler, optimizer: Any) -> None:
         if not self.is_enabled():
-            return original(self, optimizer)
+            original(self, optimizer)
+            return
         state = trace.safely(known, trace, optimizer)
         if state is not None:
             trace.safely(trace.gradients.observe, state.parameters)
