@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from parallel.small_runs import assembled, settings_of
+from surefoot.assembly.material import Prepared
 from surefoot.config.building import make_schedule
 from surefoot.config.fields import Section
 from surefoot.config.load import load_recipe, recipe_names, resolve_settings
@@ -32,7 +33,7 @@ from surefoot.run.resume_rules import (
     refuse_crash_loop,
     resume_tier,
 )
-from surefoot.run.run_facts import needed_bytes
+from surefoot.run.run_facts import describe
 from surefoot.state.manifest import Manifest
 from surefoot.trainer import Trainer
 
@@ -342,7 +343,7 @@ def test_a_run_that_saves_once_needs_room_for_one_checkpoint_and_the_next() -> N
     def needed(**checkpoint: Any) -> int:
         assembly = assembled("gpt", {**settings_of(), "checkpoint": checkpoint})
         with closing(assembly):
-            return needed_bytes(assembly)
+            return describe("gpt", "", Prepared(assembly.material), assembly).needed_bytes()
 
     often = needed(every="5 steps", keep=3, keep_best=1)
     assert 3 * needed(every="end", keep=3) == often

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 import torch
@@ -21,6 +22,7 @@ from surefoot.core.stopping import EarlyStopping, StoppingState
 from surefoot.engine.decisions import RuleState, WatchedMetric
 from surefoot.engine.guard import Guard, NonFinitePolicy
 from surefoot.engine.spike_guard import SpikeGuard, SpikePolicy, SpikeSettings
+from surefoot.numerics.clipping import ClipNorm, NoClip
 from surefoot.numerics.loss_scaling import DynamicLossScale, LossScale, NoLossScale, StaticLossScale
 from surefoot.numerics.precision import Precision
 from surefoot.optim.ema import NoAverage, WeightEma
@@ -42,6 +44,9 @@ class OptimizerSide:
     plateau: RuleState
     stopping: RuleState
     guard: Guard
+    clip_norm: float
+    """Gradients with a larger norm are clipped; infinity for none."""
+    clip: ClipNorm | NoClip
 
 
 def make_optimizer_side(
@@ -64,7 +69,7 @@ def make_optimizer_side(
     ledger = make_ledger(model, settings.optimizer, elsewhere)
     optimizer = make_optimizer(settings, ledger, precision, device, is_sharded=is_sharded)
     loss_scale = make_loss_scale(settings, precision, device)
-    plateau = _plateau_state(settings)
+    plateau, clip_norm = _plateau_state(settings), settings.train.clip_norm
     return OptimizerSide(
         ledger=ledger,
         optimizer=optimizer,
@@ -74,6 +79,8 @@ def make_optimizer_side(
         plateau=plateau,
         stopping=_stopping_state(settings),
         guard=make_guard(settings, loss_scale, optimizer),
+        clip_norm=inf if clip_norm == "off" else float(clip_norm),
+        clip=NoClip() if clip_norm == "off" else ClipNorm(float(clip_norm)),
     )
 
 

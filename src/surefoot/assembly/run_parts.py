@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from surefoot.assembly.cadences import Cadences, make_cadences
 from surefoot.assembly.deciding import deciding_metric
 from surefoot.assembly.loading import (
     make_eval_loader,
@@ -31,7 +32,7 @@ from surefoot.config.sections import Settings
 from surefoot.core.counting import Pace, updates_in
 from surefoot.core.identity import identity
 from surefoot.core.interruption import ShouldAbort, never
-from surefoot.core.reports import Event, Observer
+from surefoot.core.reports import Observer
 from surefoot.core.schedules import Schedule, Undecided
 from surefoot.data.batch import MicroBatch
 from surefoot.data.fetch import collated
@@ -41,14 +42,18 @@ from surefoot.data.sources.base import Source
 from surefoot.data.sources.stream import StreamPlan, StreamSource
 from surefoot.engine.decisions import Decisions
 from surefoot.engine.evaluate import Evaluator, evaluate
+from surefoot.engine.interrupt import Agreement
 from surefoot.engine.reporting import Investigation, no_findings
 from surefoot.engine.step import Update
 from surefoot.engine.sum_check import NUM_SAMPLES, FewSamples, check_sums
 from surefoot.engine.window import Window, over_ranks, windows
 from surefoot.numerics.determinism import preserved_rng
 from surefoot.optim.ema import NoAverage
+from surefoot.parallel.collectives import HostSums
 from surefoot.parallel.digests import digest_of_weights
 from surefoot.parallel.layout import Place
+from surefoot.parallel.lookout import asked_elsewhere
+from surefoot.parallel.ranks import Ranks, any_of
 from surefoot.tasks.task import FunctionTask, Task
 
 MicroBatches = Generator[MicroBatch, None, None]
@@ -79,9 +84,14 @@ class Assembly:
     begun_for: int | None
     """The horizon that the run began with, in updates; None where that is a time."""
     horizon_updates: int | Undecided
+    cadences: Cadences
     loader: Loader
     eval_loaders: Mapping[str, Loader]
     evaluator: Evaluator
+    decisions: Decisions
+    """What follows from an evaluation."""
+    agreement: Agreement
+    """How the ranks agree to stop."""
     initial_digest: str = ""
     """Of the weights that several ranks begin with; empty for one."""
     coupling: str = ""
@@ -112,17 +122,6 @@ class Assembly:
     ) -> Update:
         """The update of this run, which reports to `observers`; see `update_parts.make_update`."""
         return make_update(self.trainable, self.settings, observers, investigate)
-
-    def make_decisions(self, tell: Callable[[Event], None]) -> Decisions:
-        """What follows from the evaluations of this run; `tell` hears of each decision."""
-        state, optimizing = self.trainable.state, self.trainable.optimizing
-        return Decisions(
-            state.best,
-            deciding_metric(self.settings, self.material.task),
-            optimizing.plateau,
-            optimizing.stopping,
-            tell,
-        )
 
     def evaluate_one_batch(self) -> dict[str, float]:
         """The metrics of the first batch of each set, as SET/METRIC; tells nobody."""
@@ -203,6 +202,7 @@ def assemble(
         schedule=schedule,
         begun_for=begun or (horizon if isinstance(horizon, int) else None),
         horizon_updates=horizon,
+        cadences=make_cadences(settings, plan, pace, place.ranks.size),
         loader=Loader(
             material.train,
             plan,
@@ -212,6 +212,13 @@ def assemble(
         ),
         eval_loaders=eval_loaders,
         evaluator=make_evaluator(material, task, settings, trainable, eval_loaders, place),
+        decisions=Decisions(
+            trainable.state.best,
+            deciding_metric(settings, material.task),
+            trainable.optimizing.plateau,
+            trainable.optimizing.stopping,
+        ),
+        agreement=make_agreement(trainable.passing.ranks.host_sums, place.ranks),
         initial_digest=initial_digest,
         coupling=coupling,
     )
@@ -237,6 +244,19 @@ def make_evaluator(
         weights=settings.evaluate.weights,
         sum_over_ranks=identity if place.mesh is None else place.mesh.sum_over_data,
         sum_up=trainable.passing.ranks.sum_up,
+    )
+
+
+def make_agreement(host_sums: HostSums | None, ranks: Ranks) -> Agreement:
+    """How the ranks of a run agree to stop."""
+    if host_sums is None:
+        return Agreement()
+    return Agreement(
+        each_update=host_sums.asked_to_stop,
+        now=lambda asked: any_of(ranks, "stop", asked),
+        each_batch=host_sums.any_of,
+        elsewhere=asked_elsewhere,
+        alone=False,
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from surefoot.assembly.optimizer_side import OptimizerSide, make_optimizer_side
 from surefoot.assembly.pass_side import PassSide, make_pass_side
@@ -25,18 +25,17 @@ from surefoot.engine.first_bad import FirstBad
 from surefoot.engine.measure.idle_parameters import IdleParameters
 from surefoot.engine.measure.sampling import SampledPass, Sampling
 from surefoot.engine.measure.signals import MeasuredSignals
-from surefoot.engine.passes import EnclosedPass, Pass
+from surefoot.engine.passes import EnclosedPass
 from surefoot.engine.reporting import Investigation, ReportLog, no_findings
 from surefoot.engine.step import Update, UpdateParts
-from surefoot.numerics.clipping import ClipNorm, NoClip
 from surefoot.numerics.measures import UnitWatch
 from surefoot.numerics.modes import ModeWatch
 from surefoot.numerics.precision import Precision, apply_matmul_mode, choose_precision
+from surefoot.observe.events import EventKind
 from surefoot.observe.probes import MemoryProbe
 from surefoot.parallel.layout import LaidOut, LayoutRequest, Place, lay_out
 from surefoot.state.run_state import Best, Progress, RunState
 from surefoot.state.stages import ALL_LAYERS, Layers
-from surefoot.tasks.routed import RouterLoads
 from surefoot.tasks.task import Task
 
 NEVER_STEPS = 2**62
@@ -56,6 +55,8 @@ class Trainable:
     """Finds the module that made an update go wrong."""
     counts_tokens: bool
     """Whether a weight is a number of tokens."""
+    memory_bytes: Callable[[], int]
+    """In use on the device."""
 
 
 def make_trainable(
@@ -86,6 +87,7 @@ def make_trainable(
         state=make_state(model, optimizing, process, layers),
         first_bad=FirstBad(model, passing.run_pass, optimizing.loss_scale, device, place.ranks),
         counts_tokens=task.unit == "tokens",
+        memory_bytes=MemoryProbe(device),
     )
 
 
@@ -143,29 +145,38 @@ def make_update(
         investigate: looks into an update that went wrong, before anything else is done.
     """
     optimizing, passing = trainable.optimizing, trainable.passing
-    clip_norm = float("inf" if settings.train.clip_norm == "off" else settings.train.clip_norm)
     log = ReportLog(
         trainable.state.progress,
         optimizing.guard,
         observers,
-        clip_norm=clip_norm,
+        clip_norm=optimizing.clip_norm,
         counts_tokens=trainable.counts_tokens,
-        memory_bytes=MemoryProbe(trainable.device),
+        memory_bytes=trainable.memory_bytes,
         investigate=investigate,
     )
-    sampling = make_sampling(trainable, settings, log)
+
+    def note(text: str) -> None:
+        log.tell(Event(EventKind.NOTE, log.progress.step, text, {}, time.time()))
+
+    sampling = make_sampling(trainable, settings, log.next_window)
+    run_pass, average, loads = passing.run_pass, optimizing.average, passing.loads
+    # What is run again to look for a fault is neither counted nor sampled.
+    if loads is not None:
+        run_pass = EnclosedPass(run_pass, loads.counting)
     every = settings.log.weight_norm_every
     weight_norm_every = every.value if isinstance(every, Steps) else NEVER_STEPS
-    average, loads = optimizing.average, passing.loads
     return Update(
         UpdateParts(
             parameters=optimizing.ledger.parameters,
             sum_over_ranks=passing.ranks.sum_over_ranks,
-            run_pass=instrumented(passing.run_pass, loads, sampling),
+            run_pass=run_pass if sampling is None else SampledPass(run_pass, sampling),
             loss_scale=optimizing.loss_scale,
-            gradients_of=naming_idle(trainable, log),
+            # On one rank parameters without a gradient are named; several ranks refuse them.
+            gradients_of=IdleParameters([row.name for row in optimizing.ledger.rows], note)
+            if passing.ranks.host_sums is None
+            else passing.ranks.gradients_of,
             global_norm=passing.ranks.global_norm,
-            clip=make_clip(settings.train.clip_norm),
+            clip=optimizing.clip,
             course=optimizing.course,
             optimizer=optimizing.optimizer,
             average=average if loads is None else InTurn(average, loads),
@@ -175,24 +186,9 @@ def make_update(
     )
 
 
-def make_clip(clip_norm: float | str) -> ClipNorm | NoClip:
-    """What is done to gradients whose norm is above `clip_norm`; nothing where it is `off`."""
-    return NoClip() if clip_norm == "off" else ClipNorm(float(clip_norm))
-
-
-def naming_idle(trainable: Trainable, log: ReportLog) -> Callable[[Sequence[Tensor]], list[Tensor]]:
-    """The gradients; on one rank parameters without any are named once. Several refuse them."""
-    ranks = trainable.passing.ranks
-    if ranks.host_sums is not None:
-        return ranks.gradients_of
-
-    def tell(text: str) -> None:
-        log.tell(Event("note", log.progress.step, text, {}, time.time()))
-
-    return IdleParameters([row.name for row in trainable.optimizing.ledger.rows], tell)
-
-
-def make_sampling(trainable: Trainable, settings: Settings, log: ReportLog) -> Sampling | None:
+def make_sampling(
+    trainable: Trainable, settings: Settings, next_window: Callable[[], int]
+) -> Sampling | None:
     """What is measured now and then, or None where nothing is.
 
     Weights that lie in shards or stages are not measured one by one, units only where all layers
@@ -206,7 +202,7 @@ def make_sampling(trainable: Trainable, settings: Settings, log: ReportLog) -> S
     has_units = settings.train.compile == "off" and passing.has_all_layers
     sampling = Sampling(
         every.value,
-        log.next_window,
+        next_window,
         {name: parameter for name, parameter in measured if parameter.requires_grad},
         settings.log.layers,
         trainable.optimizing.optimizer.optimizer,
@@ -217,13 +213,3 @@ def make_sampling(trainable: Trainable, settings: Settings, log: ReportLog) -> S
     if passing.loads is not None:
         sampling.loads = passing.loads.measures
     return sampling
-
-
-def instrumented(run_pass: Pass, loads: RouterLoads | None, sampling: Sampling | None) -> Pass:
-    """The pass, with counting of the routers' loads and with sampling where there are any.
-
-    One that is run again to look for a fault is not counted, nor sampled.
-    """
-    if loads is not None:
-        run_pass = EnclosedPass(run_pass, loads.counting)
-    return run_pass if sampling is None else SampledPass(run_pass, sampling)

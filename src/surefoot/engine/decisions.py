@@ -103,7 +103,6 @@ class Decisions:
         deciding: the metric that tells the best step.
         plateau: may lower the rate.
         stopping: may end the run.
-        tell: receives each decision as an event.
     """
 
     def __init__(
@@ -112,13 +111,11 @@ class Decisions:
         deciding: WatchedMetric,
         plateau: RuleState,
         stopping: RuleState,
-        tell: Callable[[Event], None],
     ) -> None:
         self.best = best
         self.deciding = deciding
         self.plateau = plateau
         self.stopping = stopping
-        self._tell = tell
         self._latest: tuple[int, float] | None = None
 
     def decided_at(self, step: int) -> dict[str, Any] | None:
@@ -132,22 +129,22 @@ class Decisions:
             "value": value if isfinite(value) else None,
         }
 
-    def __call__(self, step: int, reports: Sequence[EvalReport]) -> str | None:
-        """Returns the reason to finish, or None."""
+    def __call__(
+        self, step: int, reports: Sequence[EvalReport], tell: Callable[[Event], None]
+    ) -> str | None:
+        """Returns the reason to finish, or None; `tell` receives each decision as an event."""
         value = self.deciding.value(reports)
         self._latest = step, value
         if is_improvement(value, self.best.value, self.deciding.direction):
             self.best.value, self.best.step = value, step
         if self.plateau.show(reports):
             message = f"the metric stopped improving: the rate is now x {self.plateau.verdict:g}"
-            self._tell(
-                Event("plateau", step, message, {"multiplier": self.plateau.verdict}, time.time())
-            )
+            tell(Event("plateau", step, message, {"multiplier": self.plateau.verdict}, time.time()))
         self.stopping.show(reports)
         reason = self.end()
         if reason is None:
             return None
-        self._tell(Event("early-stop", step, reason, {}, time.time()))
+        tell(Event("early-stop", step, reason, {}, time.time()))
         return reason
 
     def end(self) -> str | None:

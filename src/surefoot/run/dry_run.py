@@ -13,7 +13,7 @@ def try_once(asked: RunRequest) -> RunResult:
     Raises:
         SurefootError: the run could not start.
     """
-    _, assembly = build(asked, prepare_process(asked.resolved.settings))
+    assembly = build(asked, prepare_process(asked.resolved.settings)).assembly
     update = assembly.make_update()
     log = update.parts.log
     try:

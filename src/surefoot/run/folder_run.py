@@ -20,21 +20,19 @@ from surefoot.core.disk import free_bytes
 from surefoot.core.errors import RankError, SurefootError
 from surefoot.core.interruption import CutShort, ShouldAbort, never, no_exit
 from surefoot.core.reports import Observer
-from surefoot.engine.cadence import AtEnd
 from surefoot.engine.interrupt import StopOnSignal
 from surefoot.engine.loop import Loop, LoopParts, Outcome
 from surefoot.engine.spike_guard import RollBack
 from surefoot.engine.window import Window, leaving_out
-from surefoot.observe.events import EventKind, failure_event
+from surefoot.observe.events import EventKind
 from surefoot.observe.watch import HangWatch, stacks_path
 from surefoot.parallel.lookout import LookoutHooks
 from surefoot.run.bad_windows import BadWindows
 from surefoot.run.budget_watch import Spending, budget_of
-from surefoot.run.cadences import make_cadence, make_horizon
 from surefoot.run.first_notes import notes_of
 from surefoot.run.folder_roles import Folder, MeasuredRun
 from surefoot.run.journal import Journal
-from surefoot.run.memory_shortage import record_shortage
+from surefoot.run.memory_shortage import memory_table, record_shortage
 from surefoot.run.rank_agreement import make_health
 from surefoot.run.resume_point import StartingPoint, Wanted, find_starting_point, put_aside
 from surefoot.run.time_account import TimeAccount
@@ -118,13 +116,6 @@ class FolderRun:
             observers,
             patient=settings.checkpoint.on_full == "continue",
         )
-        self.watch = HangWatch(
-            stacks_path(folder.artifacts_path, place.ranks.rank),
-            float(settings.guard.deadline.value),
-            self.journal.note,
-            self._reading,
-            float(settings.loader.deadline.value),
-        )
         self.spending = Spending(
             budget_of(settings.contract) if place.owns_folder else Budget(),
             place.ranks.size,
@@ -133,15 +124,21 @@ class FolderRun:
             self.journal.tell,
             stop,
         )
-        self.saver = make_saver(
-            settings, folder.checkpoints_path, place.ranks.channel("save"), self.journal.tell
-        )
         self.update = assembly.make_update(
             (self.journal.observers,),
             BadWindows(trainable.first_bad, trainable.optimizing.guard, folder),
         )
         self.log = self.update.parts.log
-        self.decisions = assembly.make_decisions(self.log.tell)
+        self.saver = make_saver(
+            settings, folder.checkpoints_path, place.ranks.channel("save"), self.journal.tell
+        )
+        self.watch = HangWatch(
+            stacks_path(folder.artifacts_path, place.ranks.rank),
+            float(settings.guard.deadline.value),
+            self.journal.note,
+            self._reading,
+            float(settings.loader.deadline.value),
+        )
         self._failure: BaseException | None = None
 
     # -- the beginning -------------------------------------------------------------------------
@@ -200,6 +197,10 @@ class FolderRun:
         )
         return self.journal.logs.begin_anew()
 
+    def memory_table(self) -> dict[str, int]:
+        """Bytes on this rank of weights, gradients, optimizer state and average, for the record."""
+        return memory_table(self.assembly)
+
     # -- the training --------------------------------------------------------------------------
 
     def train(self, watched: ExitStack) -> RunResult:
@@ -221,7 +222,8 @@ class FolderRun:
         return self._result(outcome)
 
     def _loop(self, account: TimeAccount) -> Loop:
-        assembly, settings = self.assembly, self.assembly.settings
+        assembly, settings, due = self.assembly, self.assembly.settings, self.assembly.cadences
+        host_sums = assembly.trainable.passing.ranks.host_sums
 
         def finish_saves() -> None:
             self.saver.finish(must_succeed=True)
@@ -233,22 +235,21 @@ class FolderRun:
                 log=self.log,
                 progress=self.state.progress,
                 open_windows=self._open_windows,
-                horizon=make_horizon(settings, assembly),
+                horizon=due.horizon,
                 evaluate=_nothing if settings.evaluate.every == "never" else self._evaluate,
-                evaluate_every=make_cadence(settings.evaluate.every, assembly),
+                evaluate_every=due.evaluate_every,
                 save=self.save,
-                save_every=make_cadence(settings.checkpoint.every, assembly),
-                ephemeral_every=make_cadence(settings.checkpoint.ephemeral_every, assembly),
+                save_every=due.save_every,
+                ephemeral_every=due.ephemeral_every,
                 finish_saves=finish_saves,
                 stop_request=self._stop,
-                decided_before=self.decisions.end,
-                clock=make_clock(assembly),
+                decided_before=assembly.decisions.end,
+                # The clock of rank 0, as all ranks heard it last.
+                clock=time.monotonic if host_sums is None else host_sums.clock,
                 roll_back=self._roll_back,
                 saves_first=settings.guard.spikes == "roll-back",
                 compare_ranks=make_health(assembly, self.log.ledger, self.journal.note).check,
-                compare_ranks_every=make_cadence(settings.guard.compare_ranks_every, assembly)
-                if assembly.place.ranks.size > 1
-                else AtEnd(),
+                compare_ranks_every=due.compare_ranks_every,
                 from_ephemeral=self._from_ephemeral,
                 slow_first_update=settings.train.compile != "off",
             )
@@ -287,7 +288,7 @@ class FolderRun:
         reports = self.assembly.evaluator.run(step, should_abort, self._before_eval_batch)
         for report in reports:
             self.journal.observers.on_eval(report)
-        return self.decisions(step, reports)
+        return self.assembly.decisions(step, reports, self.log.tell)
 
     def _before_eval_batch(self) -> None:
         self.spending.check()
@@ -320,7 +321,7 @@ class FolderRun:
         about = {
             **self.about,
             CURSOR_KEY: {"epoch": cursor.epoch, "position": cursor.position},
-            DECIDING_KEY: self.decisions.decided_at(step),
+            DECIDING_KEY: self.assembly.decisions.decided_at(step),
             EPHEMERAL_KEY: kind is SaveKind.EPHEMERAL,
         }
         draft = Draft(
@@ -387,7 +388,7 @@ class FolderRun:
 
         def record(error: RankError) -> None:
             if self._failure is None:
-                self.journal.observers.on_event(failure_event(error, self.state.progress.step))
+                self.journal.failure(error)
 
         return LookoutHooks(self.watch.dump, record, lambda: self.watch.doing, self._stop.is_asked)
 
@@ -401,7 +402,7 @@ class FolderRun:
             if text := record_shortage(error, self.assembly, self.folder.artifacts_path):
                 self.journal.note(text)
             account.write(self.folder, self.journal)
-            self.journal.observers.on_event(failure_event(error, self.state.progress.step))
+            self.journal.failure(error)
             self.journal.logs.sync()
         except (SurefootError, OSError) as second:
             # Such as a full disk: the first error is the one to be told.
@@ -416,12 +417,6 @@ class FolderRun:
             metrics=dict(self.journal.latest.values),
             model=self.assembly.material.model,
         )
-
-
-def make_clock(assembly: Assembly) -> Callable[[], float]:
-    """The clock of rank 0, as all ranks heard it last."""
-    host_sums = assembly.trainable.passing.ranks.host_sums
-    return time.monotonic if host_sums is None else host_sums.clock
 
 
 def _nothing() -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from surefoot.core.reports import Event, Observer
-from surefoot.observe.events import EventKind
+from surefoot.observe.events import EventKind, failure_event
 from surefoot.observe.latest import LatestMetrics
 from surefoot.observe.observers import Observers
 from surefoot.run.folder_roles import Folder, MeasuredRun
@@ -45,6 +45,10 @@ class Journal:
     def note(self, text: str) -> None:
         """Records a remark."""
         self.tell(EventKind.NOTE, text, {})
+
+    def failure(self, error: BaseException) -> None:
+        """Records what made the run fail, with its traceback."""
+        self.observers.on_event(failure_event(error, self._progress.step))
 
     def close(self) -> None:
         """Closes every observer and every log.

@@ -1,4 +1,4 @@
-"""What makes several processes one run: the same run everywhere, and stops that all agree on."""
+"""What makes several processes one run: all train the same, and stay equal while they do."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from surefoot.assembly.material import Prepared
 from surefoot.assembly.run_parts import Assembly
 from surefoot.config.load import Resolved
 from surefoot.core.errors import RankError
-from surefoot.engine.interrupt import Agreement
 from surefoot.observe.time_ledger import Phase, TimeLedger
 from surefoot.parallel.health import RankHealth, RankTimes
-from surefoot.parallel.lookout import asked_elsewhere
-from surefoot.parallel.ranks import Ranks, any_of
+from surefoot.parallel.ranks import Ranks
 
 MOST_NAMED = 5
 OTHERS_AWAITED = (Phase.LAUNCH, Phase.DEVICE_WAIT, Phase.CHECKPOINT)
@@ -27,20 +25,6 @@ OTHERS_AWAITED = (Phase.LAUNCH, Phase.DEVICE_WAIT, Phase.CHECKPOINT)
 INITIAL_WEIGHTS = "initial weights"
 SEED_FIRST = "make the model from one seed on every rank: torch.manual_seed(0) before it is made"
 PACKAGE = Path(__file__).parents[1]
-
-
-def agreement(assembly: Assembly) -> Agreement:
-    """How the ranks of a run agree to stop."""
-    host_sums, ranks = assembly.trainable.passing.ranks.host_sums, assembly.place.ranks
-    if host_sums is None:
-        return Agreement()
-    return Agreement(
-        each_update=host_sums.asked_to_stop,
-        now=lambda asked: any_of(ranks, "stop", asked),
-        each_batch=host_sums.any_of,
-        elsewhere=asked_elsewhere,
-        alone=False,
-    )
 
 
 def refuse_different_runs(resolved: Resolved[Any], prepared: Prepared, assembly: Assembly) -> None:

@@ -1,12 +1,13 @@
-"""What a run is, in words and numbers: for its record, its checkpoints and the disk it needs.
+"""What a run is, as plain values: for its record, its checkpoints, the console and the disk.
 
-It reads the parts of a run and changes none of them.
+It is read off the parts of a run once, before it begins; nothing is changed.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,12 +15,13 @@ import torch
 from surefoot.assembly.deciding import deciding_fields, deciding_metric
 from surefoot.assembly.material import Prepared
 from surefoot.assembly.run_parts import Assembly
+from surefoot.config.sections import Settings
 from surefoot.core.schedules import Undecided
 from surefoot.data.sources.stream import StreamPlan
 from surefoot.numerics.modes import mode_sensitive_modules
 from surefoot.observe.record import RunRecord, collect_record
+from surefoot.observe.terminal.view import Unit
 from surefoot.parallel.sizes import ParameterSizes
-from surefoot.run.memory_shortage import memory_table
 from surefoot.run.resume_rules import BEGUN_FOR_KEY
 from surefoot.tasks.task import split_dependence
 
@@ -27,32 +29,81 @@ RECORDER = ("TORCH_FR_", "TORCH_NCCL_")
 CHECKPOINT_OVERHEAD_BYTES = 1 << 20
 
 
-def make_about(config_hash: str, prepared: Prepared, assembly: Assembly) -> dict[str, Any]:
+@dataclass(frozen=True)
+class RunDescription:
+    """What a run is, before it begins."""
+
+    name: str
+    settings: Settings
+    about: Mapping[str, Any]
     """What each checkpoint says of its run."""
-    return {
+    data: Mapping[str, Any]
+    """Fingerprints and facts of the data, for the record."""
+    facts: Mapping[str, Any]
+    """What the record says besides."""
+    size: ParameterSizes
+    """Of the whole model, on whichever ranks its layers lie."""
+    end: tuple[float, Unit]
+    """Where it ends, in updates where that is known before."""
+    counts_tokens: bool
+
+    def needed_bytes(self, *, resuming: bool = False) -> int:
+        """What the checkpoints take at most, one more than are kept while one is written.
+
+        A resumed run has most of them already, and deletes one for each that it writes; one that
+        saves at its end alone has no others.
+        """
+        one = self.size.num_bytes + 3 * 4 * self.size.num_trained + CHECKPOINT_OVERHEAD_BYTES
+        section = self.settings.checkpoint
+        saves_once = section.every == "end" and section.ephemeral_every == "never"
+        return one * (2 if resuming or saves_once else section.keep + section.keep_best + 2)
+
+
+def describe(name: str, config_hash: str, prepared: Prepared, assembly: Assembly) -> RunDescription:
+    """Reads the description of a run off its parts."""
+    trainable, settings = assembly.trainable, assembly.settings
+    mesh = {axis: size for axis, size, _ in assembly.place.sizes.table()}
+    fingerprints, size = prepared.fingerprints(), parameter_sizes(assembly)
+    horizon, samples = assembly.horizon_updates, assembly.pace.samples_per_update
+    given: Any = settings.train.horizon
+    about = {
         "config_hash": config_hash,
-        "data": prepared.fingerprints(),
+        "data": fingerprints,
         "architecture": prepared.architecture,
         "torch": torch.__version__,
         "ranks": assembly.place.ranks.size,
-        "mesh": {axis: size for axis, size, _ in assembly.place.sizes.table()},
-        "samples_per_update": assembly.pace.samples_per_update,
+        "mesh": mesh,
+        "samples_per_update": samples,
         BEGUN_FOR_KEY: assembly.begun_for,
-        "device": assembly.trainable.device.type,
+        "device": trainable.device.type,
     }
-
-
-def needed_bytes(assembly: Assembly, *, resuming: bool = False) -> int:
-    """What the checkpoints of a run take at most, one more than are kept while one is written.
-
-    A resumed run has most of them already, and deletes one for each that it writes; one that saves
-    at its end alone has no others.
-    """
-    size = parameter_sizes(assembly)
-    one = size.num_bytes + 3 * 4 * size.num_trained + CHECKPOINT_OVERHEAD_BYTES
-    section = assembly.settings.checkpoint
-    saves_once = section.every == "end" and section.ephemeral_every == "never"
-    return one * (2 if resuming or saves_once else section.keep + section.keep_best + 2)
+    facts = {
+        "device": str(trainable.device),
+        "mesh": mesh,
+        "precision": {"name": trainable.precision.name, "reason": trainable.precision.reason},
+        "optimizer_kernel": trainable.optimizing.optimizer.kernel,
+        "skips": trainable.optimizing.optimizer.skips.value,
+        "parameters": size.num_elements,
+        "trainable_parameters": size.num_trained,
+        "samples_per_update": samples,
+        "tokens_per_sample": assembly.pace.tokens_per_sample,
+        "horizon_updates": "undecided" if isinstance(horizon, Undecided) else horizon,
+        "deciding_metric": deciding_fields(deciding_metric(settings, assembly.material.task)),
+        "exactness": exactness(assembly),
+        "decay_disagreements": [row.name for row in trainable.optimizing.ledger.disagreements],
+    }
+    return RunDescription(
+        name=name,
+        settings=settings,
+        about=about,
+        data={"fingerprints": fingerprints, **prepared.facts},
+        facts=facts,
+        size=size,
+        end=(float(horizon), "steps")
+        if isinstance(horizon, int)
+        else (float(given.value), given.kind),
+        counts_tokens=trainable.counts_tokens,
+    )
 
 
 def parameter_sizes(assembly: Assembly) -> ParameterSizes:
@@ -87,45 +138,26 @@ def exactness(assembly: Assembly) -> dict[str, object]:
 
 
 def make_record(
-    name: str,
-    prepared: Prepared,
-    assembly: Assembly,
+    described: RunDescription,
+    memory: Mapping[str, int],
     resumed: Mapping[str, object] | None = None,
 ) -> RunRecord:
     """Everything that another engineer needs to understand or repeat the run.
 
     Args:
-        name: of the run.
-        prepared: what it was made from.
-        assembly: its parts.
+        described: the run.
+        memory: bytes of weights, gradients and optimizer state on this rank.
         resumed: where it goes on, with which tier and changes; None where it begins.
     """
-    trainable = assembly.trainable
-    deciding = deciding_metric(assembly.settings, assembly.material.task)
+    recorder = {name: value for name, value in os.environ.items() if name.startswith(RECORDER)}
     return collect_record(
-        name=name,
-        seed=assembly.settings.seed,
-        data={"fingerprints": prepared.fingerprints(), **prepared.facts},
+        name=described.name,
+        seed=described.settings.seed,
+        data=described.data,
         extra={
-            "device": str(trainable.device),
-            "flight_recorder": {n: v for n, v in os.environ.items() if n.startswith(RECORDER)},
-            "mesh": {axis: size for axis, size, _ in assembly.place.sizes.table()},
-            "precision": {"name": trainable.precision.name, "reason": trainable.precision.reason},
-            "optimizer_kernel": trainable.optimizing.optimizer.kernel,
-            "skips": trainable.optimizing.optimizer.skips.value,
-            "parameters": parameter_sizes(assembly).num_elements,
-            "trainable_parameters": parameter_sizes(assembly).num_trained,
-            "samples_per_update": assembly.pace.samples_per_update,
-            "tokens_per_sample": assembly.pace.tokens_per_sample,
-            "horizon_updates": (
-                "undecided"
-                if isinstance(assembly.horizon_updates, Undecided)
-                else assembly.horizon_updates
-            ),
-            "deciding_metric": deciding_fields(deciding),
-            "memory": memory_table(assembly),
-            "exactness": exactness(assembly),
+            **described.facts,
+            "flight_recorder": recorder,
+            "memory": memory,
             "resumed": resumed,
-            "decay_disagreements": [row.name for row in trainable.optimizing.ledger.disagreements],
         },
     )

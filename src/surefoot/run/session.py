@@ -12,9 +12,10 @@ A new run that is refused has made no folder; a resume that is refused leaves th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +28,17 @@ from surefoot.core.counting import Pace
 from surefoot.core.reports import Observer
 from surefoot.engine.interrupt import StopOnSignal
 from surefoot.observe.readers.run_data import read_contract
-from surefoot.observe.record import write_record
+from surefoot.observe.record import RunRecord, write_record
 from surefoot.observe.run_folder import RunFolder, naming_folder
 from surefoot.observe.watch import flight_recorder_files, set_where_free
+from surefoot.parallel.layout import Place
 from surefoot.parallel.lookout import attached
 from surefoot.run.contract import check_contract, promise
 from surefoot.run.data_sheet import write_data_sheet
 from surefoot.run.folder_roles import Folder, take_folder
 from surefoot.run.folder_run import FolderRun, RunResult, WatchBatches, unwatched
-from surefoot.run.rank_agreement import agreement, refuse_different_runs
-from surefoot.run.run_facts import make_about, make_record, needed_bytes
+from surefoot.run.rank_agreement import refuse_different_runs
+from surefoot.run.run_facts import RunDescription, describe, make_record
 from surefoot.run.settings_observers import make_observers
 from surefoot.run.start import NEW, ResumeRequest, Start, read_resumption, reopen
 
@@ -81,25 +83,34 @@ def start_run(asked: RunRequest) -> RunResult:
     Raises:
         SurefootError: the run cannot start, or failed; its folder says how.
     """
-    look_on = asked.onlookers
+    settings, look_on = asked.resolved.settings, asked.onlookers
     resumption = None if asked.resume is None else read_resumption(asked.resume, asked.resolved)
-    process = prepare_process(asked.resolved.settings)
+    process = prepare_process(settings)
     with ExitStack() as held:
         if resumption is None:
             start: Start = NEW
-            prepared, assembly = build(asked, process)
-            folder = make_folder(asked, assembly)
+            built = build(asked, process)
+            folder = make_folder(asked, built)
         else:
-            resumed = reopen(resumption, process, asked.resolved.settings, look_on.say)
-            start, folder = resumed, resumed.folder
+            start = resumed = reopen(resumption, process, settings, look_on.say)
+            folder = resumed.folder
             held.enter_context(closing(folder))
-            prepared, assembly = build(asked, process, resumed.begun_for, resuming=True)
-            resumed.check(prepared, assembly)
+            built = build(asked, process, resumed.begun_for, resuming=True)
+            resumed.check(built.described, built.assembly)
         held.callback(_tell_end, folder, look_on.on_end)
-        result = train(asked, prepared, assembly, folder, start)
-        if result.status == "finished" and assembly.place.has_whole_model:
-            folder.on_owner(lambda own: look_on.on_finished(result, prepared))
+        result = train(asked, built.prepared, built.described, built.assembly, folder, start)
+        if result.status == "finished" and built.assembly.place.has_whole_model:
+            folder.on_owner(lambda own: look_on.on_finished(result, built.prepared))
     return result
+
+
+@dataclass(frozen=True)
+class BuiltRun:
+    """A run that could begin."""
+
+    prepared: Prepared
+    assembly: Assembly
+    described: RunDescription
 
 
 def build(
@@ -108,7 +119,7 @@ def build(
     begun_for: Callable[[Pace], int | None] = as_in_settings,
     *,
     resuming: bool = False,
-) -> tuple[Prepared, Assembly]:
+) -> BuiltRun:
     """Opens the data, makes the model and every part of the run; writes nothing.
 
     Raises:
@@ -121,28 +132,45 @@ def build(
     refuse_different_runs(asked.resolved, prepared, assembly)
     check_keepable(assembly)
     asked.onlookers.on_assembled(assembly)
-    return prepared, assembly
+    described = describe(asked.name, asked.resolved.digest, prepared, assembly)
+    return BuiltRun(prepared, assembly, described)
 
 
-def make_folder(asked: RunRequest, assembly: Assembly) -> Folder:
+def make_folder(asked: RunRequest, built: BuiltRun) -> Folder:
     """The folder of a new run, once nothing is left that could refuse it."""
+    assembly = built.assembly
     check_contract(assembly.settings, assembly.evaluate_one_batch)
-    needed = needed_bytes(assembly)
+    needed = built.described.needed_bytes()
     return take_folder(assembly.place.ranks, lambda: asked.make_folder(needed))
 
 
 def train(
-    asked: RunRequest, prepared: Prepared, assembly: Assembly, folder: Folder, start: Start
+    asked: RunRequest,
+    prepared: Prepared,
+    described: RunDescription,
+    assembly: Assembly,
+    folder: Folder,
+    start: Start,
 ) -> RunResult:
     """Opens the logs, restores, records and trains; gives the folder back.
 
     Raises:
         SurefootError: the run cannot go on, or failed; the folder says how.
     """
-    with StopOnSignal(agreement(assembly)) as stop, ExitStack() as held:
+    look_on = asked.onlookers
+    with StopOnSignal(assembly.agreement) as stop, ExitStack() as held:
         held.enter_context(closing(folder))
         with naming_folder(folder.path):
-            run = open_run(asked, prepared, assembly, folder, stop, start.from_ephemeral)
+            observers = [*open_observers(described, folder, assembly.place), *look_on.observers]
+            run = FolderRun(
+                assembly,
+                folder,
+                described.about,
+                stop,
+                observers,
+                look_on.watch_batches,
+                start.from_ephemeral,
+            )
             held.enter_context(closing(run))
             watched = held.enter_context(ExitStack())
             # In this order: while others may ask for stacks, somebody writes them down.
@@ -150,50 +178,34 @@ def train(
             watched.enter_context(attached(run.lookout_hooks()))
             # A resume that is refused leaves the folder as it was.
             resumed = start.restore(run)
-            folder.on_owner(lambda own: write_down(own, asked, prepared, assembly, resumed))
+            record = partial(make_record, described, run.memory_table(), resumed)
+            folder.on_owner(lambda own: write_down(own, asked.resolved, prepared, record))
             start.announce(run)
         return run.train(watched)
 
 
-def open_run(
-    asked: RunRequest,
-    prepared: Prepared,
-    assembly: Assembly,
-    folder: Folder,
-    stop: StopOnSignal,
-    from_ephemeral: bool,
-) -> FolderRun:
-    """The run with its logs open and everybody there who looks on."""
-    ranks = assembly.place.ranks
-    if assembly.trainable.device.type == "cuda" and ranks.size > 1:
+def open_observers(described: RunDescription, folder: Folder, place: Place) -> list[Observer]:
+    """Whoever looks on because the settings say so, on the one rank that owns the folder."""
+    if described.about["device"] == "cuda" and place.ranks.size > 1:
         set_where_free(flight_recorder_files(folder.artifacts_path))
     # From here on all ranks hear a signal; nothing is written before.
-    ranks.gather("the run begins", None)
+    place.ranks.gather("the run begins", None)
     shown: list[Observer] = []
-    folder.on_owner(lambda own: shown.extend(make_observers(asked.name, assembly, own)))
-    return FolderRun(
-        assembly,
-        folder,
-        make_about(asked.resolved.digest, prepared, assembly),
-        stop,
-        [*shown, *asked.onlookers.observers],
-        asked.onlookers.watch_batches,
-        from_ephemeral,
-    )
+    folder.on_owner(lambda own: shown.extend(make_observers(described, own)))
+    return shown
 
 
 def write_down(
     folder: RunFolder,
-    asked: RunRequest,
+    resolved: Resolved[Any],
     prepared: Prepared,
-    assembly: Assembly,
-    resumed: Mapping[str, object] | None,
+    record: Callable[[], RunRecord],
 ) -> None:
     """Writes down what the run is, before it trains."""
-    folder.write_config(asked.resolved.as_yaml())
+    folder.write_config(resolved.as_yaml())
     before = read_contract(folder.contract_path)
-    folder.write_contract(promise(assembly.settings, assembly.material.task, before))
-    write_record(folder, make_record(asked.name, prepared, assembly, resumed))
+    folder.write_contract(promise(resolved.settings, prepared.material.task, before))
+    write_record(folder, record())
     prepared.save_artifacts(folder.artifacts_path)
     write_data_sheet(prepared, folder.artifacts_path)
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from surefoot.assembly.material import Prepared
 from surefoot.assembly.process import Process
 from surefoot.assembly.run_parts import Assembly
 from surefoot.config.load import Resolved
@@ -27,7 +26,7 @@ from surefoot.run.resume_rules import (
     refuse_crash_loop,
     resume_tier,
 )
-from surefoot.run.run_facts import needed_bytes
+from surefoot.run.run_facts import RunDescription
 from surefoot.state.commit import put_back
 from surefoot.state.retention import EPHEMERAL_KEY
 
@@ -88,16 +87,16 @@ class ResumedStart:
         """The horizon that the run began with, in updates; None where that was a time."""
         return self._resumption.begun_for(self._point.manifest, pace)
 
-    def check(self, prepared: Prepared, assembly: Assembly) -> None:
+    def check(self, described: RunDescription, assembly: Assembly) -> None:
         """Refuses to go on with other data, another schedule of what is done, or a full disk.
 
         Raises:
             SurefootError: see `Resumption.check`.
         """
         self._resumption.check(
-            self._point.manifest, prepared.fingerprints(), assembly.schedule, assembly.pace
+            self._point.manifest, described.about["data"], assembly.schedule, assembly.pace
         )
-        needed = needed_bytes(assembly, resuming=True)
+        needed = described.needed_bytes(resuming=True)
         self.folder.on_owner(lambda own: check_free_space(own.path, needed))
 
     def restore(self, run: FolderRun) -> Mapping[str, object]:
