@@ -64,7 +64,7 @@ def test_a_cause_that_raises_is_named_and_left_out() -> None:
 def test_a_cause_that_lacks_what_it_needs_is_not_asked() -> None:
     found = examine(recorded(), causes=[made("ACME01", "fails", raises=True, needs=(RATE,))])
     assert not found.left_out
-    assert "fails" in dict((entry.missing, entry.slugs) for entry in found.undetermined)["lr"]
+    assert "fails" in {entry.missing: entry.slugs for entry in found.undetermined}["lr"]
 
 
 @pytest.mark.parametrize(("code", "slug"), [("SFD101", "mine"), ("ACME01", "rate-too-high")])

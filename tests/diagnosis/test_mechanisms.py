@@ -149,7 +149,7 @@ def flat(level: float, **known: object) -> Diagnosis:
             "grad_norm": 0.5 + np.abs(noise(0.05, 1)),
             "weight_norm": 5 + 0.3 * STEPS / COUNT,
         },
-        validation={n: level for n in range(49, COUNT, 50)} | {399: level * 1.001},
+        validation=dict.fromkeys(range(49, COUNT, 50), level) | {399: level * 1.001},
         accuracy=float(accuracy) if isinstance(accuracy, float) else None,
         facts=facts,
     )

@@ -62,7 +62,7 @@ def test_weights_that_only_decay_learn_nothing(frequencies: bool) -> None:
     loss = falling(4.6, 3.1, 8) + noise(0.08)
     weights = 20 - 0.002 * STEPS if frequencies else 20 + 0.01 * STEPS
     columns = {"loss": loss, "lr": cosine(), "weight_norm": weights}
-    validation = {n: 3.1 for n in range(39, COUNT, 20)}
+    validation = dict.fromkeys(range(39, COUNT, 20), 3.1)
     found = examined(columns, validation=validation, facts={"num_classes": 96})
     assert (first(found) == "labels-unrelated") is frequencies
 
@@ -77,7 +77,7 @@ def test_a_mean_that_was_found_at_once_is_all_that_a_dead_network_learns(rests: 
         "grad_norm": 0.005 + falling(0.27, 0.0, 2),
         "weight_norm": 13 + (1e-4 if rests else 0.01) * STEPS,
     }
-    validation = {n: 0.09 for n in range(9, COUNT, 10)}
+    validation = dict.fromkeys(range(9, COUNT, 10), 0.09)
     accuracy = {n: 0.10 + 0.02 * (n % 20 == 9) for n in validation}
     found = examined(columns, validation=validation, accuracy=accuracy, facts={"num_classes": 10})
     assert (first(found) == "vanishing-gradients") is rests

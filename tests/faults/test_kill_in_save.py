@@ -84,7 +84,7 @@ CALLS = {0: 12, 1: 4}
 """Calls of a rank in one commit, at least: rank 0 also publishes."""
 
 
-@pytest.mark.parametrize("trial, victim", STEPWISE, ids=["1", "1-async", "2-rank0", "2-rank1"])
+@pytest.mark.parametrize(("trial", "victim"), STEPWISE, ids=["1", "1-async", "2-rank0", "2-rank1"])
 @pytest.mark.parametrize("again", [False, True], ids=["new", "same step again"])
 def test_killed_before_every_step_of_the_commit(
     tmp_path: Path, trial: Trial, victim: int, again: bool

@@ -480,7 +480,7 @@ def cut(path: Path) -> bytes | None:
 
 
 @pytest.mark.parametrize(
-    "hurt, said",
+    ("hurt", "said"),
     [
         (delete, "DELETED"),
         (replace_by_an_editor, "REPLACED"),

@@ -94,7 +94,7 @@ def judged(value: float, direction: str = "min") -> dict[str, Any]:
     return {DECIDING_KEY: {"metric": "loss", "value": value, "direction": direction}}
 
 
-@pytest.mark.parametrize("direction, best", [("min", 2), ("max", 3)])
+@pytest.mark.parametrize(("direction", "best"), [("min", 2), ("max", 3)])
 def test_the_metric_and_its_direction_are_read_from_the_manifest(
     tmp_path: Path, direction: str, best: int
 ) -> None:

@@ -320,7 +320,7 @@ def test_a_refusal_to_delete_is_raised_on_all(
 
 
 @pytest.mark.parametrize(
-    "answer, what",
+    ("answer", "what"),
     [({"error": "state.json is missing"}, "is missing"), ({"attempt": "x"}, "different")],
     ids=["damaged there", "another one there"],
 )

@@ -123,8 +123,10 @@ def _machine(record: Mapping[str, Any]) -> str:
     parts = [f"{cpu.get('name', 'CPU')}, {cpu.get('usable_cores', '?')} cores"]
     parts.append(size(memory.get("total_bytes")))
     gpus = hardware.get("gpus")
-    for gpu in gpus if isinstance(gpus, list) else ():
-        parts.append(f"{gpu.get('name')} {size(gpu.get('memory_bytes'))}")
+    parts += [
+        f"{gpu.get('name')} {size(gpu.get('memory_bytes'))}"
+        for gpu in (gpus if isinstance(gpus, list) else ())
+    ]
     return ", ".join(parts) + f" ({_of(record, 'system').get('host', '')})"
 
 

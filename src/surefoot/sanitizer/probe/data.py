@@ -176,8 +176,7 @@ def random_streams(dataset: Any) -> dict[str, str]:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         states["numpy.random (global stream)"] = lambda: numpy.random.get_state()
-    for name, value in _own_streams(dataset, numpy):
-        states[name] = value
+    states.update(_own_streams(dataset, numpy))
     digests = {}
     for name, state in states.items():
         try:
