@@ -57,7 +57,7 @@ def test_a_run_folder_means_its_newest_checkpoint(run: Path, capsys: Capture) ->
     assert "epoch: 2" in out
     assert 'cursor: {"epoch": 2, "position": 7}' in out
     assert "recipe: [tiny]" in out
-    assert "whole: 3 files" in out
+    assert "complete: 3 files" in out
     assert f"surefoot train --resume {run}" in out
     assert "layer.weight" not in out
 
@@ -146,11 +146,16 @@ def test_any_damage_is_found_and_told(name: str, run: Path, capsys: Capture) -> 
     assert command.invoke(["checkpoint", "verify", str(run)]) == EXIT_FOUND
 
 
-@pytest.mark.parametrize("name", ["nowhere", "."])
-def test_where_there_is_none_it_says_so(name: str, tmp_path: Path, capsys: Capture) -> None:
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("nowhere", "the folder does not exist"), (".", "no checkpoint was found")],
+)
+def test_where_there_is_none_it_says_so(
+    name: str, what: str, tmp_path: Path, capsys: Capture
+) -> None:
     assert inspect(tmp_path / name) == EXIT_REQUEST
     err = capsys.readouterr().err
-    assert "there is no" in err
+    assert what in err
     assert "surefoot runs" in err
 
 
@@ -189,7 +194,7 @@ def test_every_damaged_checkpoint_is_named(trained: Path, capsys: Capture) -> No
     assert code == EXIT_FOUND and verdicts[1] == "whole"
     assert verdicts[0].startswith("damaged: model.safetensors")
     assert command.invoke(["checkpoint", "verify", str(trained)]) == EXIT_FOUND
-    assert "goes back to step-00000006" in capsys.readouterr().out
+    assert "resume from step-00000006" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("part", [*PARTS, "log_offsets", "ranks"])
@@ -200,5 +205,5 @@ def test_a_missing_part_is_named(trained: Path, capsys: Capture, part: str) -> N
     edit_json(newest / "manifest.json", lambda m: m["files"].update({"state.json": entry}))
     code, verdicts = verify(trained, capsys)
     assert code == EXIT_FOUND and verdicts[0] == "whole"
-    assert verdicts[1].startswith("incomplete: without")
+    assert verdicts[1].startswith("incomplete: missing")
     assert ("random state of rank 0" if part == "ranks" else part) in verdicts[1]

@@ -30,7 +30,7 @@ def test_a_finding_comes_with_evidence_and_fix(tmp_path: Path, capsys: Capture) 
     assert "1. warning SFD501 overfitting (strong)" in text
     assert "step 40" in text
     assert "fix: " in text
-    assert "not recorded, so it cannot be told" in text
+    assert "not recorded, so not checked" in text
     assert "surefoot show causes SFD501" in text
 
 
@@ -65,7 +65,7 @@ def test_a_log_too_short_is_said_to_be(tmp_path: Path, capsys: Capture) -> None:
     path.write_text("step,loss\n0,2\n1,1\n")
     assert command.invoke(["doctor", str(path)]) == EXIT_DONE
     text = capsys.readouterr().out
-    assert "too few to see the shape" in text
+    assert "too few to judge the curves" in text
     assert "nothing wrong" not in text
 
 

@@ -149,7 +149,7 @@ def test_the_command_says_what_it_found(
     evidence = folder / events(folder, "spike")[0].data["evidence"]
     answer = tmp_path / "answer.json"
     assert command.invoke(["train", "--replay", str(evidence), "--json", str(answer)]) == 0
-    assert "the same, to the bit" in capsys.readouterr().out
+    assert "bit-equal" in capsys.readouterr().out
     assert command.invoke(["train", "--replay", str(evidence), "--dry-run"]) == EXIT_REQUEST
     found = json.loads(answer.read_text())
     assert found["is_same"] is True and found["largest_gradients"]

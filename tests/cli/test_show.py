@@ -73,7 +73,7 @@ def test_optimizers_measure_what_they_keep(capsys: Capture) -> None:
     text, facts = shown(capsys, "optimizers")
     kept = {row["optimizer"]: row["values_kept_an_element"] for row in facts["optimizers"]}
     assert kept == {"adamw": 2.0, "adam": 2.0, "sgd": 1.0}
-    assert "lr must be given" in text
+    assert "lr required" in text
 
 
 @pytest.mark.parametrize("word", SHELVES)

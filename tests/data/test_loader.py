@@ -427,7 +427,7 @@ class Shrinks(list[Any]):
 def test_a_data_set_that_shrinks_is_reported(after: int, said: str) -> None:
     source = DatasetSource(Shrinks(after), is_random=False)
     with (
-        Loader(source, plan(shuffle=False), weight=len) as loader,
+        Loader(source, plan(order=IN_ORDER), weight=len) as loader,
         pytest.raises(DataError, match=said) as caught,
     ):
         list(itertools.islice(loader.iterate(), 20))
@@ -445,7 +445,7 @@ def test_the_loader_says_which_sample_it_is_reading() -> None:
             seen.append(loader.reading)
             return torch.zeros(2)
 
-    loader = Loader(DatasetSource(Asks()), plan(shuffle=False), weight=len)
+    loader = Loader(DatasetSource(Asks()), plan(order=IN_ORDER), weight=len)
     with closing(loader.iterate_once()) as batches:
         next(batches)
     assert seen == ["sample 0 of Asks", "sample 1 of Asks", "sample 2 of Asks"]

@@ -305,7 +305,7 @@ def test_nothing_is_left_with_a_layer_that_nobody_hears() -> None:
 
 def test_a_layer_that_takes_no_part_is_refused() -> None:
     layer, idle = layer_of(), layer_of()
-    with pytest.raises(ModelError, match="1 routed layers took no part"), heard([layer, idle]):
+    with pytest.raises(ModelError, match="1 routed layers were not used"), heard([layer, idle]):
         layer(tokens())
     assert layer.routing is None and not idle.is_heard
 

@@ -159,5 +159,5 @@ def test_wrong_shapes_are_refused():
     [{"blocks_per_stage": (1,)}, {"widths": ()}, {"widths": (0, 4)}, {"dropout": 1.0}],
 )
 def test_impossible_shapes_are_refused(changes):
-    with pytest.raises(ModelError, match="no residual network"):
+    with pytest.raises(ModelError, match="a residual network cannot"):
         build(**changes)

@@ -151,7 +151,7 @@ def test_notes_name_what_is_unusual() -> None:
     assert "0.5" in note
     assert len(optimizer_notes(AdamWSection(), ledger_of(model, 0.001))) == 1
     (note,) = optimizer_notes(AdamWSection(betas=(0.9, 0.9999)), ledger_of(model, 0.1))
-    assert "beta2 0.9999 remembers 10,000 updates" in note
+    assert "beta2 0.9999 averages over 10,000 updates" in note
     assert optimizer_notes(AdamWSection(betas=(0.9, 0.999)), ledger_of(model, 0.1)) == ()
     (note,) = optimizer_notes(AdamSection(kind="adam"), ledger_of(model, 0.1))
     assert "L2" in note

@@ -68,7 +68,7 @@ def test_a_folder_that_holds_next_to_nothing_makes_a_page(tmp_path: Path) -> Non
     (path / "config.yaml").write_text("name: x\n")
     text = page_of(path)
     assert "No update has been logged yet." in text
-    assert "record.json is not there" in text
+    assert "record.json is missing" in text
 
 
 def test_damaged_files_are_said(tmp_path: Path) -> None:

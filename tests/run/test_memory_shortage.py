@@ -68,7 +68,7 @@ def test_a_run_that_runs_out_of_memory_leaves_a_table_and_advice(tmp_path: Path)
     kinds = [event.kind for event in read_events(run / "events.jsonl")]
     assert kinds[-1] == "failure"
     text = write_page(read_run(run)).read_text("utf-8")
-    assert "When memory ran out" in text and "micro_batch=2" in text
+    assert "Out of memory" in text and "micro_batch=2" in text
 
 
 def test_the_table_counts_weights_gradients_and_state(tmp_path: Path) -> None:

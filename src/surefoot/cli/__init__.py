@@ -1,1 +1,1 @@
-"""The command: one thin file for each verb. Decides nothing that the library does not decide."""
+"""The command line: one thin file per command. All decisions are the library's."""

@@ -39,37 +39,37 @@ def audit(
         bool, typer.Option("-m", help="SCRIPT is the name of a module, as in python -m.")
     ] = False,
     num_ranks: Annotated[
-        int, typer.Option("--nproc", min=1, help="Ranks to start on this machine.")
+        int, typer.Option("--nproc", min=1, help="Number of ranks to start on this machine.")
     ] = 1,
     steps: Annotated[
-        int | None, typer.Option("--steps", min=1, help="End after so many updates.")
+        int | None, typer.Option("--steps", min=1, help="Stop after this many updates.")
     ] = None,
     level: Annotated[
-        str, typer.Option("--level", help="light: events only. deep: values are read too.")
+        str, typer.Option("--level", help="light: events only. deep: also reads values.")
     ] = "light",
     baseline: Annotated[
         Path | None,
         typer.Option(
-            "--baseline", help="Findings to be silent about; written there if it does not exist."
+            "--baseline", help="File of known findings to ignore; created if it does not exist."
         ),
     ] = None,
     sarif: Annotated[
-        Path | None, typer.Option("--sarif", help="Write the findings as SARIF 2.1 too.")
+        Path | None, typer.Option("--sarif", help="Also write the findings as SARIF 2.1.")
     ] = None,
     junit: Annotated[
-        Path | None, typer.Option("--junit", help="Write the findings as JUnit XML too.")
+        Path | None, typer.Option("--junit", help="Also write the findings as JUnit XML.")
     ] = None,
     json_file: JsonOption = None,
     debug: DebugOption = False,
 ) -> None:
-    """Run a training script, of any kind, and say what is wrong in its loop."""
+    """Run any PyTorch training script and report what is wrong in its loop."""
     from surefoot.sanitizer import output
     from surefoot.sanitizer.request import Request
     from surefoot.sanitizer.supervise import audit as run_audit
 
     session: Session = context.obj
     if level not in LEVELS:
-        raise RequestError(f"there is no level {level!r}", rule=f"one of {', '.join(LEVELS)}")
+        raise RequestError(f"unknown level {level!r}", rule=f"one of {', '.join(LEVELS)}")
     # The script may change the working directory.
     places = {key: path and path.absolute() for key, path in (("s", sarif), ("j", junit))}
     base = baseline and baseline.absolute()
@@ -108,7 +108,7 @@ def audit(
 def _write_files(findings: list[Finding], sarif: Path | None, junit: Path | None) -> None:
     if sarif is None and junit is None:
         return
-    # Both list the rules, which load torch.
+    # Both list the rules, which imports torch.
     from surefoot.sanitizer import formats
 
     if sarif is not None:
@@ -119,7 +119,7 @@ def _write_files(findings: list[Finding], sarif: Path | None, junit: Path | None
 
 @contextlib.contextmanager
 def _script_beside(json_target: str | None) -> Iterator[None]:
-    """Where the answer takes standard output, what the script prints goes to standard error."""
+    """If the answer uses standard output, the script's output goes to standard error."""
     if json_target != STANDARD_OUTPUT:
         yield
         return
@@ -157,8 +157,8 @@ def _show(session: Session, result: Result, findings: list[Finding], known: int)
     )
     if result.internal_errors:
         session.say(
-            f"{len(result.internal_errors)} observations failed inside the audit itself"
-            " (the script was not touched); what rests on them is left out, --json holds all:",
+            f"{len(result.internal_errors)} observations failed inside the audit itself (the script"
+            " was not affected); their findings are left out, --json lists all errors:",
             style="yellow",
         )
         for error in result.internal_errors[:MOST_ERRORS]:
@@ -166,6 +166,6 @@ def _show(session: Session, result: Result, findings: list[Finding], known: int)
     if findings:
         first = findings[0]
         session.next(
-            (f"surefoot show rules {first.code}", "why this is bad, with an example"),
-            (f"# surefoot: ignore[{first.code}] reason", "on that line, if it is on purpose"),
+            (f"surefoot show rules {first.code}", "explanation with an example"),
+            (f"# surefoot: ignore[{first.code}] reason", "on that line, if it is intended"),
         )

@@ -1,4 +1,4 @@
-"""`surefoot check`: preflight on the real model and data. Leaves no trace unless it is asked to."""
+"""`surefoot check`: preflight on the real model and data. Leaves no files unless asked to."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_NAMED = 8
 def check(
     context: typer.Context,
     recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of one.")
+        str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a built-in one.")
     ],
     only: Annotated[
         list[str] | None,
@@ -34,18 +34,16 @@ def check(
     ] = None,
     overrides: SetOption = None,
     updates: Annotated[
-        int, typer.Option(min=5, metavar="N", help="resume: updates that are looked at.")
+        int, typer.Option(min=5, metavar="N", help="resume: number of updates to compare.")
     ] = 12,
-    kills: Annotated[
-        int, typer.Option(min=1, metavar="N", help="resume: how often the run is killed.")
-    ] = 3,
+    kills: Annotated[int, typer.Option(min=1, metavar="N", help="resume: number of kills.")] = 3,
     seed: Annotated[
         int | None,
-        typer.Option(metavar="N", help="resume: the moments of the kills; random by default."),
+        typer.Option(metavar="N", help="resume: seed of the kill times; random by default."),
     ] = None,
     nproc: Annotated[
         int,
-        typer.Option(min=1, metavar="N", help="equivalence: ranks of the layout."),
+        typer.Option(min=1, metavar="N", help="equivalence: number of ranks of the layout."),
     ] = 1,
     against: Annotated[
         list[str] | None,
@@ -55,18 +53,18 @@ def check(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep everything here; it must be empty.")
+        Path | None, typer.Option(metavar="DIR", help="Keep all files in this empty folder.")
     ] = None,
     json_file: JsonOption = None,
     debug: DebugOption = False,
 ) -> int:
     """Check a recipe on its own model and data before the run.
 
-    `--only resume` trains it, kills it at random moments, resumes it, and compares the hash of
-    the whole state and the sample ids at every update with those of a run that was not killed.
+    `--only resume` trains it, kills it at random times, resumes it, and compares the hash of the
+    whole state and the sample ids at every update with those of an uninterrupted run.
 
-    `--only equivalence` passes its first window as one process does, and again split otherwise,
-    recomputed, compiled and laid out over ranks, and compares the gradient of every parameter.
+    `--only equivalence` computes the first window in one process, then split differently,
+    recomputed, compiled and distributed over ranks, and compares the gradient of every parameter.
     """
     session: Session = context.obj
     checks: dict[str, Callable[[Path, Tell], Finished]] = {
@@ -96,7 +94,7 @@ def check(
 
 @dataclass(frozen=True)
 class Moments:
-    """When the training of a resume check is killed."""
+    """When a resume check kills the training."""
 
     updates: int
     kills: int
@@ -115,7 +113,7 @@ def _resume(
     from surefoot.verify.resume_proof import OVERRIDES, evaluation_override, prove_resume
 
     given = load_recipe(recipe, overrides)
-    # What the request says comes last: it wins.
+    # The request's own settings come last and take precedence.
     short = [*OVERRIDES, *evaluation_override(given.recipe), *overrides]
     drawn = int.from_bytes(os.urandom(4), "little") if moments.seed is None else moments.seed
     proof = prove_resume(
@@ -139,15 +137,15 @@ def _resume(
 
 
 def _check_names(only: list[str], checks: tuple[str, ...]) -> None:
-    """Refuses what is not there.
+    """Refuses unknown checks.
 
     Raises:
-        RequestError: with what is.
+        RequestError: with the known ones.
     """
     unknown = [name for name in only if name not in checks]
     if unknown or not only:
         raise RequestError(
-            f"the check {unknown[0]!r} is not there yet" if unknown else "no check is named",
+            f"the check {unknown[0]!r} does not exist" if unknown else "no check is named",
             where="--only",
             rule=f"this version has: {', '.join(checks)}",
             remedy="surefoot check RECIPE --only resume",
@@ -156,14 +154,14 @@ def _check_names(only: list[str], checks: tuple[str, ...]) -> None:
 
 @contextmanager
 def _folder(out: Path | None) -> Iterator[Path]:
-    """The folder of the proof: kept where it was named, else gone afterwards."""
+    """The folder of the check: kept if it was named, else removed afterwards."""
     if out is not None:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise RequestError(
                 "the folder is not empty",
                 where=str(out),
-                rule="--out names an empty folder, or none yet",
-                remedy="name another one",
+                rule="--out names an empty or new folder",
+                remedy="choose another folder",
             )
         out.mkdir(parents=True, exist_ok=True)
         yield out.absolute()
@@ -177,7 +175,7 @@ def _folder(out: Path | None) -> Iterator[Path]:
 
 @contextmanager
 def _progress(session: Session) -> Iterator[Tell]:
-    """A line that says how far the check is."""
+    """A progress line."""
     with session.console.status("starting") as status:
         yield status.update
 
@@ -189,18 +187,18 @@ def _say_resume(session: Session, recipe: str, proof: ResumeProof) -> None:
     for kill in proof.kills:
         session.say(
             f"  killed {kill.delay_seconds * 1e3:.0f} ms after update {kill.after_window}, "
-            + (f"went on from update {kill.resumed_at}" if kill.resumed_at else "begun anew")
+            + (f"resumed from update {kill.resumed_at}" if kill.resumed_at else "restarted")
         )
     if proof.tier is Tier.T0:
         session.say(
             f"\nPASS resume, tier T0: {proof.compared} states and the samples of "
-            f"{proof.updates} updates are equal, bit for bit",
+            f"{proof.updates} updates are bit-equal",
             style="bold green",
         )
     elif proof.tier is Tier.T1 and difference is not None:
         session.say(
             "\nPASS resume, tier T1: samples, counts and random numbers are equal; the weights "
-            f"differ from update {difference.window} on, as those of two runs without a kill do",
+            f"differ from update {difference.window} on, as do two uninterrupted runs",
             style="bold yellow",
         )
         session.next((f"surefoot check {recipe} --only resume --set deterministic=true", "T0"))
@@ -208,8 +206,8 @@ def _say_resume(session: Session, recipe: str, proof: ResumeProof) -> None:
         named = ", ".join(difference.pieces[:MOST_NAMED])
         more = len(difference.pieces) - MOST_NAMED
         session.say(
-            f"\nFAIL resume: at update {difference.window} the resumed run is another one",
+            f"\nFAIL resume: at update {difference.window} the resumed run differs",
             style="bold red",
         )
         session.say(f"  first difference: {named}" + (f" and {more} more" if more > 0 else ""))
-    session.say(f"  moments of the kills: --seed {proof.seed} --kills {len(proof.kills)}")
+    session.say(f"  kill times: --seed {proof.seed} --kills {len(proof.kills)}")

@@ -1,4 +1,4 @@
-"""`surefoot check --only equivalence`: what was compared with one plain process, and what broke."""
+"""`surefoot check --only equivalence`: prints the comparison with one plain process."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Finished:
-    """A check that has been made."""
+    """A finished check."""
 
     answer: dict[str, Any]
-    """With `passed`."""
+    """Includes `passed`."""
     say: Callable[[], None]
-    """Prints it."""
+    """Prints the result."""
 
 
 def check_equivalence(
@@ -35,10 +35,10 @@ def check_equivalence(
     folder: Path,
     tell: Tell,
 ) -> Finished:
-    """Makes the check.
+    """Runs the check.
 
     Raises:
-        RequestError: a way is not one.
+        RequestError: an unknown variant.
         SurefootError: the recipe cannot be compared.
     """
     from surefoot.config.load import load_recipe
@@ -48,7 +48,7 @@ def check_equivalence(
     for name in against:
         if name not in known:
             raise RequestError(
-                f"there is no way {name!r} to compare",
+                f"there is no variant {name!r} to compare",
                 where="--against",
                 rule=f"one of {', '.join(known)}",
                 remedy="leave it out to compare all of them",
@@ -81,31 +81,30 @@ def _say(session: Session, found: Equivalence) -> None:
         if one.not_compared:
             session.say(f"  {one.way.value:<13} not compared: {one.not_compared}")
             continue
-        word = "as one process" if one.first_broken is None else f"DIFFERS: {one.first_broken}"
+        word = "equal" if one.first_broken is None else f"DIFFERS: {one.first_broken}"
         session.say(
             f"  {one.way.value:<13} {word}; loss {one.loss_difference:.1e}, gradients "
             f"{one.largest_difference:.1e}{f' ({one.of})' if one.of else ''}   {one.how}"
         )
     if found.computed_in != "float64":
-        session.say(f"  the model turns float64 to {found.computed_in}: compared to that")
+        session.say(f"  the model converts float64 to {found.computed_in}, so that is compared")
     if found.stilled:
         session.say(
             f"  {', '.join(found.stilled)}: compared in evaluation mode; in training they draw "
-            "numbers or look at a whole micro-batch, so that another split is another update"
+            "random numbers or use a whole micro-batch, so that results depend on the split"
         )
     for term, why in found.left_out.items():
         session.say(f"  loss term {term}: left out; {why}")
     compared = sum(not one.not_compared for one in found.compared)
     if found.passed:
         session.say(
-            f"\nPASS equivalence: loss and every gradient equal in {compared} ways, to "
+            f"\nPASS equivalence: loss and every gradient equal in {compared} variants, within "
             f"{found.bound:g} relative",
             style="bold green",
         )
     else:
         first = next(one for one in found.compared if one.first_broken is not None)
         session.say(
-            f"\nFAIL equivalence: {first.way.value} is another update, first at "
-            f"{first.first_broken}",
+            f"\nFAIL equivalence: {first.way.value} differs, first at {first.first_broken}",
             style="bold red",
         )

@@ -1,4 +1,4 @@
-"""`surefoot checkpoint inspect | verify`: what is inside, and is it whole. Changes nothing."""
+"""`surefoot checkpoint inspect | verify`: contents and integrity of checkpoints. Read-only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from surefoot.core.errors import EXIT_DONE, EXIT_FOUND, CheckpointError, Request
 if TYPE_CHECKING:
     from surefoot.state.manifest import Manifest
 
-app = typer.Typer(help="Look into checkpoints.", no_args_is_help=True)
+app = typer.Typer(help="Inspect, verify, export and import checkpoints.", no_args_is_help=True)
 
 WHOLE = "whole"
 PROGRESS_SHOWN = ("step", "window", "epoch", "samples", "tokens", "evaluated_step", "cursor")
@@ -25,15 +25,15 @@ def inspect(
     context: typer.Context,
     path: Annotated[
         Path,
-        typer.Argument(metavar="PATH", help="A checkpoint, or a run folder (its newest is taken)."),
+        typer.Argument(metavar="PATH", help="A checkpoint, or a run folder (newest checkpoint)."),
     ],
     tensors: Annotated[
-        bool, typer.Option("--tensors", help="List every tensor, not only the sums of each part.")
+        bool, typer.Option("--tensors", help="List every tensor, not only totals per part.")
     ] = False,
     json_file: JsonOption = None,
     debug: DebugOption = False,
 ) -> int:
-    """Show what a checkpoint holds, after checking the digest of every file."""
+    """Show what a checkpoint contains, after verifying the digest of every file."""
     session: Session = context.obj
     folder = _find_all(path)[-1]
     manifest, progress, damage = _look(folder)
@@ -46,13 +46,13 @@ def inspect(
     session.say(f"  step {manifest.step}, {manifest.kind}, schema {manifest.schema_version}")
     for name, value in {**progress, **manifest.about}.items():
         if name == "settings":
-            continue  # Of an own loop; a run has them in its config.yaml. They are in the answer.
+            continue  # Of a custom loop; a run has them in config.yaml. Part of the JSON answer.
         session.say(f"  {name}: {value if isinstance(value, str) else json.dumps(value)}")
     _print_parts(session, parts)
     if tensors:
         _print_tensors(session, manifest)
     if damage is None:
-        session.say(f"\nwhole: {len(manifest.files)} files have the size and digest they should")
+        session.say(f"\ncomplete: {len(manifest.files)} files have the expected digest")
     else:
         session.say(f"\ndamaged: {damage}", style="bold red")
     session.answer(
@@ -72,18 +72,18 @@ def inspect(
     if damage is not None:
         return _advise_other(session)
     if "settings" in manifest.about:
-        session.next((f'step.resume("{folder.parent}")', "goes on from the newest checkpoint"))
+        session.next((f'step.resume("{folder.parent}")', "resume from the newest checkpoint"))
     elif folder.parent.name == "checkpoints":
         run = folder.parent.parent
         command = f"surefoot train --resume {run}"
         if manifest.about.get("architecture", "unknown") is None:
             command = f'trainer.fit(resume="{run}")'
-        session.next((command, "goes on from the newest checkpoint"))
+        session.next((command, "resume from the newest checkpoint"))
     return EXIT_DONE
 
 
 def _look(folder: Path) -> tuple[Manifest | None, dict[str, Any], CheckpointError | None]:
-    """The manifest, where it can be read, the progress in the state, and what is wrong."""
+    """The manifest (None if unreadable), the progress in the state, and the error, if any."""
     from surefoot.state.checkpoint import read_checkpoint
     from surefoot.state.manifest import read_manifest
     from surefoot.state.run_state import naming_state
@@ -100,7 +100,7 @@ def _look(folder: Path) -> tuple[Manifest | None, dict[str, Any], CheckpointErro
 
 
 def _advise_other(session: Session) -> int:
-    session.next(("surefoot train --resume RUN", "goes back to the newest whole checkpoint"))
+    session.next(("surefoot train --resume RUN", "resume from the newest complete checkpoint"))
     return EXIT_FOUND
 
 
@@ -114,7 +114,7 @@ def verify_all(
     json_file: JsonOption = None,
     debug: DebugOption = False,
 ) -> int:
-    """Check every file's digest, and that nothing is missing that a resume needs."""
+    """Check the digest of every file, and that nothing needed for a resume is missing."""
     from surefoot.state.commit import TEMPORARY_SUFFIX
     from surefoot.state.manifest import STEP_PREFIX
 
@@ -126,14 +126,14 @@ def verify_all(
         shown.add_row(*cells(verdict["name"], verdict["size"], verdict["verdict"]))
     session.console.print(shown)
     for left in sorted(folders[0].parent.glob(f"{STEP_PREFIX}*{TEMPORARY_SUFFIX}")):
-        session.say(f"{left.name}: of a save under way or cut short, no checkpoint", style="dim")
+        session.say(f"{left.name}: of an unfinished save, not a checkpoint", style="dim")
     session.answer({"checkpoints": verdicts})
     whole = [verdict for verdict in verdicts if verdict["verdict"] == WHOLE]
     if len(whole) == len(verdicts):
         return EXIT_DONE
     if whole and folders[0].parent.name == "checkpoints":
         resume = f"surefoot train --resume {folders[0].parent.parent}"
-        session.next((resume, f"goes back to {whole[-1]['name']}, the newest whole one"))
+        session.next((resume, f"resume from {whole[-1]['name']}, the newest complete one"))
     return EXIT_FOUND
 
 
@@ -148,7 +148,7 @@ def _verdict(folder: Path) -> dict[str, str]:
         manifest, snapshot = read_checkpoint(folder)
         with naming_state():
             missing = missing_items(manifest, snapshot)
-        verdict = WHOLE if not missing else f"incomplete: without {', '.join(missing)}"
+        verdict = WHOLE if not missing else f"incomplete: missing {', '.join(missing)}"
     except CheckpointError as error:
         verdict = f"damaged: {error.what}"
     return {"name": folder.name, "size": format_bytes(size), "verdict": verdict}
@@ -158,7 +158,7 @@ def _find_all(path: Path) -> list[Path]:
     """The checkpoints that `path` means, oldest first.
 
     Raises:
-        RequestError: there is none.
+        RequestError: there are none.
     """
     from surefoot.state.checkpoint_search import checkpoints_at
     from surefoot.state.manifest import MANIFEST_NAME
@@ -166,10 +166,10 @@ def _find_all(path: Path) -> list[Path]:
     if found := checkpoints_at(path):
         return found
     raise RequestError(
-        "there is no checkpoint" if path.is_dir() else "there is no such folder",
+        "no checkpoint was found" if path.is_dir() else "the folder does not exist",
         where=str(path),
         rule=f"a checkpoint is a folder with a {MANIFEST_NAME}; unfinished ones have none",
-        remedy="surefoot runs   lists the runs and their newest checkpoints",
+        remedy="list the runs and their newest checkpoints with `surefoot runs`",
     )
 
 
@@ -187,7 +187,7 @@ def _parts(manifest: Manifest) -> dict[str, dict[str, int]]:
         elements = math.prod(entry.shape)
         part["tensors"] += 1
         part["elements"] += elements
-        # Of a number type that is none, the size is not known: the checkpoint is damaged.
+        # For an unknown dtype the size is unknown: the checkpoint is damaged.
         dtype = getattr(torch, entry.dtype, None)
         part["size_bytes"] += elements * (dtype.itemsize if isinstance(dtype, torch.dtype) else 0)
     return parts

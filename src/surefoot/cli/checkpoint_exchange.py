@@ -1,4 +1,4 @@
-"""`surefoot checkpoint export | import`: weights to and from other programs. Never a resume."""
+"""`surefoot checkpoint export | import`: weights to and from other programs, not for resuming."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ def export(
         Path,
         typer.Argument(metavar="PATH", help="A run folder (its newest checkpoint) or checkpoint."),
     ],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to make.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to create.")],
     format_: Annotated[
         str | None,
         typer.Option(
             "--format",
             metavar="|".join(FORMATS),
-            help="Default: transformers where the model has a twin there, else safetensors.",
+            help="Default: transformers if the model has a counterpart there, else safetensors.",
         ),
     ] = None,
     weights: Annotated[
-        str, typer.Option(metavar="|".join(WEIGHTS), help="As trained, or their average.")
+        str,
+        typer.Option(metavar="|".join(WEIGHTS), help="Trained weights, or their average."),
     ] = "raw",
     json_file: JsonOption = None,
     debug: DebugOption = False,
@@ -42,11 +43,11 @@ def export(
     session: Session = context.obj
     if format_ is not None and format_ not in FORMATS:
         raise RequestError(
-            f"there is no format {format_!r}", where="--format", rule=f"one of {', '.join(FORMATS)}"
+            f"unknown format {format_!r}", where="--format", rule=f"one of {', '.join(FORMATS)}"
         )
     if weights not in WEIGHTS:
         raise RequestError(
-            f"there are no weights {weights!r}",
+            f"unknown weights {weights!r}",
             where="--weights",
             rule=f"one of {', '.join(WEIGHTS)}",
         )
@@ -63,7 +64,7 @@ def export(
         "safetensors": f'safetensors.torch.load_file("{out / "model.safetensors"}")',
         "pt": f'torch.load("{out / "model.pt"}", weights_only=True)',
     }
-    session.next((loads[made.format], "reads it, in Python"))
+    session.next((loads[made.format], "load it in Python"))
     return EXIT_DONE
 
 
@@ -81,7 +82,7 @@ def import_(
     json_file: JsonOption = None,
     debug: DebugOption = False,
 ) -> int:
-    """Read the weights of another program's checkpoint, without running anything in it."""
+    """Import the weights of another program's checkpoint, without running code in it."""
     from surefoot.state.foreign import import_weights
 
     session: Session = context.obj
@@ -93,17 +94,17 @@ def import_(
         )
     made = import_weights(path, out)
     session.answer({"exit_code": EXIT_DONE, **vars(made)})
-    session.say(f"{made.kind}: {made.tensors} tensors, {made.elements:,} numbers → {out}")
+    session.say(f"{made.kind}: {made.tensors} tensors, {made.elements:,} elements → {out}")
     for note in made.notes:
         session.say(f"note: {note}")
     if made.left_out:
         listed = ", ".join(made.left_out[:MOST_LISTED])
         more = len(made.left_out) - MOST_LISTED
-        session.say(f"not carried: {listed}" + (f" and {more} more" if more > 0 else ""))
+        session.say(f"not imported: {listed}" + (f" and {more} more" if more > 0 else ""))
     if made.model:
-        session.say("\nthe model of a recipe that they fit:\nmodel:")
+        session.say("\nmodel section of a recipe that fits:\nmodel:")
         for name, value in made.model.items():
             session.say(f"  {name}: {str(value).lower() if isinstance(value, bool) else value}")
         session.say(f"  initial_weights: {out}")
-    session.next((f"surefoot train RECIPE --set model.initial_weights={out}", "starts from them"))
+    session.next((f"surefoot train RECIPE --set model.initial_weights={out}", "start from them"))
     return EXIT_DONE

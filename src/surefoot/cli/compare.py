@@ -1,4 +1,4 @@
-"""`surefoot compare`: runs against each other, with a verdict. It reads run folders only."""
+"""`surefoot compare`: compares runs, with a verdict. Reads run folders only."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def compare(
     ],
     html: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write a page with all curves laid over each other."),
+        typer.Option(metavar="FILE", help="Write a page with overlaid curves."),
     ] = None,
     json_file: JsonOption = None,
     debug: DebugOption = False,
 ) -> int:
-    """Compare runs: what differs, metric by metric, with the spread over seeds.
+    """Compare runs: differences, and each metric with its spread over seeds.
 
-    Runs that differ in the seed alone repeat one experiment. A difference between two experiments
-    is claimed from three seeds of each. Exit code 1 where something is shown to be worse, or a run
-    but the first broke its contract.
+    Runs that differ only in the seed repeat one experiment. A difference between two experiments
+    is claimed from three seeds of each. Exit code 1 if a metric is significantly worse, or a run
+    other than the first broke its contract.
     """
     from surefoot.judge.compare import compare_runs
     from surefoot.observe.readers.run_data import read_run
@@ -42,7 +42,7 @@ def compare(
     session: Session = context.obj
     if len(runs) < 2:
         raise RequestError(
-            "one run is named",
+            "only one run is named",
             where="surefoot compare",
             rule="at least two are compared",
             remedy="surefoot compare A B",
@@ -57,8 +57,8 @@ def compare(
 
         session.say(f"\n{write_comparison(read, comparison, html)}", style="bold")
     session.next(
-        (f"surefoot report {runs[-1]}", "one of them on a page"),
-        (f"surefoot compare {' '.join(map(str, runs))} --html FILE", "the curves over each other"),
+        (f"surefoot report {runs[-1]}", "one of them as a page"),
+        (f"surefoot compare {' '.join(map(str, runs))} --html FILE", "overlaid curves"),
     )
     return code
 
@@ -99,7 +99,7 @@ def _show(session: Session, runs: list[RunData], comparison: RunComparison) -> N
 
 def _show_differences(session: Session, comparison: RunComparison) -> None:
     if not comparison.facts:
-        session.say("\nno difference in configuration, code, data or environment is recorded")
+        session.say("\nno recorded difference in configuration, code, data or environment")
         return
     shown = table("differs in", "", *comparison.labels)
     packages = 0

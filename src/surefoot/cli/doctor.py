@@ -1,4 +1,4 @@
-"""`surefoot doctor`: from what a run recorded to the cause. It reads logs and changes nothing."""
+"""`surefoot doctor`: finds causes in the log of a run. Reads logs and changes nothing."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def doctor(
         Path,
         typer.Argument(
             metavar="RUN|LOG",
-            help="A run folder, or a log: JSONL, CSV, TensorBoard's, HF Trainer's state.",
+            help="A run folder, or a log: JSONL, CSV, TensorBoard events, HF Trainer state.",
         ),
     ],
     json_file: JsonOption = None,
     debug: DebugOption = False,
 ) -> int:
-    """Say from a run's log what went wrong: cause, evidence, fix.
+    """Find what went wrong in a run from its log: cause, evidence, fix.
 
-    The most likely cause comes first. Exit code 1 where an error was found.
+    The most likely cause comes first. Exit code 1 if an error was found.
     """
     from surefoot.diagnosis.doctor import examine
     from surefoot.diagnosis.readers import read_recording
@@ -70,14 +70,14 @@ def _show(session: Session, diagnosis: Diagnosis) -> None:
     for rank, finding in enumerate(diagnosis.findings, start=1):
         _show_finding(session, rank, finding)
     if diagnosis.is_too_short:
-        session.say(f"\nonly {diagnosis.num_rows} rows: too few to see the shape of a curve")
+        session.say(f"\nonly {diagnosis.num_rows} rows: too few to judge the curves")
     elif diagnosis.is_healthy:
         session.say("\nnothing wrong was found in what was recorded", style="bold green")
     for finding in diagnosis.consequences:
         session.say(f"\nalso seen, and explained by the above: {finding.slug} ({finding.code})")
         session.say(f"  {finding.message}", style="dim")
     if diagnosis.undetermined:
-        session.say("\nnot recorded, so it cannot be told:", style="bold")
+        session.say("\nnot recorded, so not checked:", style="bold")
         width = max(len(entry.missing) for entry in diagnosis.undetermined)
         for entry in diagnosis.undetermined:
             named = ", ".join(entry.slugs[:MOST_NAMED])
@@ -88,9 +88,9 @@ def _show(session: Session, diagnosis: Diagnosis) -> None:
         session.say(f"\n{left_out}", style="yellow")
     if diagnosis.findings:
         code = diagnosis.findings[0].code
-        session.next((f"surefoot show causes {code}", "what is looked at, and why it is bad"))
+        session.next((f"surefoot show causes {code}", "explanation"))
     else:
-        session.next((f"surefoot doctor {diagnosis.source} --json -", "what was looked at"))
+        session.next((f"surefoot doctor {diagnosis.source} --json -", "all details"))
 
 
 def _show_finding(session: Session, rank: int, finding: Finding) -> None:

@@ -1,6 +1,6 @@
-"""The end of a run as the command sees it: the page is written, and the contract is judged.
+"""The end of a run in the command line: writes the page and judges the contract.
 
-A page that cannot be made is said, and changes nothing of how the run ended.
+An error while writing the page is reported and does not change the result of the run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STYLES = {"held": "green", "broken": "bold red", "not enough evidence": "yellow"
 
 
 class Ending:
-    """Told once, with the folder of a run that has ended."""
+    """Called once, with the folder of a run that has ended."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -38,10 +38,10 @@ class Ending:
             self._session.say(f"note: the report was not written: {error}", style="yellow")
 
     def code(self, status: str) -> int:
-        """The exit code of a run that ended so.
+        """The exit code for a run's final status.
 
-        A finished run whose contract is not shown to hold stops a pipeline; so does one that was
-        stopped with its contract broken, such as by its budget.
+        A finished run whose contract is not shown to hold stops a pipeline; so does a stopped one
+        whose contract is broken, such as by its budget.
         """
         verdict = self.verdict
         if status == "stopped":

@@ -1,6 +1,6 @@
-"""How an error reaches the person: what, where, rule, remedy, and the exit code. Hides none.
+"""Shows errors: what, where, rule, remedy; and returns the exit code. Hides none.
 
-A traceback is shown for errors that we did not foresee, and for all under `--debug`.
+A traceback is shown for unexpected errors, and for all with `--debug`.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from surefoot.core.errors import (
 from surefoot.core.interruption import no_exit
 
 SECONDS_FOR_THE_FIRST = 2.0
-"""How long a rank that fails for want of another waits for it to say so, and to end."""
+"""How long a rank that fails because of another waits for that one's report."""
 EXIT_INTERRUPTED = 130
-"""Ctrl-C outside of training, as shells count it; training itself saves and ends with 75."""
+"""Ctrl-C outside of training, by the shell's convention; training saves and ends with 75."""
 
 
 def present(error: BaseException, session: Session) -> int:
-    """Shows `error` and returns the exit code for it."""
+    """Shows `error` and returns its exit code."""
     if isinstance(error, SystemExit):
-        # None of ours: a verb returns its code. What it was doing has not come to its end.
+        # Not raised by us: commands return their code. The command has not finished.
         try:
             with no_exit():
                 raise error
@@ -48,14 +48,14 @@ def present(error: BaseException, session: Session) -> int:
     if isinstance(error, BrokenPipeError) or (
         isinstance(error, OSError) and error.errno == errno.EPIPE
     ):
-        # The reader of a pipe has had enough (`| head`). Python would complain once more at exit.
+        # The reader of the pipe has closed it (`| head`). Python would raise again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     if session.is_rank and _fails_after_another(error):
-        # One error on one screen.
+        # Keep the error on one screen.
         return error.exit_code if isinstance(error, SurefootError) else EXIT_FAILED
     if isinstance(error, KeyboardInterrupt | typer.Abort):
-        _say(session, "interrupted; what was saved before is whole", style="bold yellow")
+        _say(session, "interrupted; earlier checkpoints are complete", style="bold yellow")
         return EXIT_INTERRUPTED
     if _is_usage_error(error):
         return _present_usage(error, session)
@@ -70,7 +70,7 @@ def present(error: BaseException, session: Session) -> int:
     else:
         kind = type(error).__name__
         _say(session, f"error: {kind}: {error}", style="bold red")
-        _say(session, "  this error was not foreseen; the traceback above says where it arose")
+        _say(session, "  this error was unexpected; see the traceback above")
         code = EXIT_FAILED
     try:
         session.answer({"exit_code": code, "error": as_facts(error)})
@@ -83,10 +83,10 @@ def _fails_after_another(error: BaseException) -> bool:
     from surefoot.parallel.join import fails_first, is_of_lost_rank, lost_rank
     from surefoot.parallel.lost import How
 
-    # A rank that was killed cannot say so itself: others find out meanwhile.
+    # A killed rank cannot report itself: others detect it in the meantime.
     lost = lost_rank(SECONDS_FOR_THE_FIRST if is_of_lost_rank(error) else 0.0)
     if lost is not None and lost.how is How.FAILED:
-        # A launcher passes on the code of the first that ends: let it be the one that failed.
+        # A launcher passes on the code of the first exit: let it be that of the failed rank.
         time.sleep(SECONDS_FOR_THE_FIRST)
     return not fails_first()
 
@@ -118,13 +118,13 @@ def _present_ours(error: SurefootError, session: Session) -> None:
 
 
 def _is_usage_error(error: BaseException) -> bool:
-    # The class has lived in click and in a copy inside typer; only its name has stayed.
+    # The class exists in click and as a copy inside typer; only its name is the same.
     return any(kind.__name__ == "ClickException" for kind in type(error).__mro__)
 
 
 def _present_usage(error: Any, session: Session) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
-        # The help stands on the screen already, or is the message.
+        # The help is printed already, or is the message.
         _say(session, error.message)
         return EXIT_REQUEST
     _say(session, f"error: {_usage_message(error)}", style="bold red")
@@ -144,7 +144,7 @@ def _usage_message(error: Any) -> str:
     if close:
         return f"{message}; did you mean {close[0]}?"
     if "--set" in _option_names(context):
-        return f"{message}; a value of the recipe is given as --set section.key=value"
+        return f"{message}; set values of the recipe with --set section.key=value"
     return message
 
 

@@ -1,7 +1,7 @@
-"""Entry point of the command: the list of verbs, and one place where an error becomes an exit code.
+"""Entry point of the command line: the commands, and the one place that maps errors to exit codes.
 
-Imports nothing heavy: each verb loads what it needs when it runs, so that help and mistakes in a
-request are answered at once.
+Imports nothing heavy: each command imports what it needs when it runs, so that help and errors in a
+request are fast.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from surefoot.core.errors import EXIT_DONE
 
 
 class _Verbs(TyperGroup):
-    """Remembers a Ctrl-C: typer turns it into a bare exit code and says nothing."""
+    """Remembers a Ctrl-C, which typer turns into a bare exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -49,7 +49,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     invoke_without_command=True,
     help="Trains PyTorch models and proves that the training is right.",
-    epilog="Begin with: surefoot train",
+    epilog="Start with: surefoot train",
 )
 app.command("train")(train.train)
 app.command("check")(check.check)
@@ -87,7 +87,7 @@ def _root(
 
 
 def invoke(arguments: Sequence[str] | None = None) -> int:
-    """Runs one invocation and returns its exit code; `arguments` default to the command line's."""
+    """Runs one command and returns its exit code; `arguments` default to the command line."""
     session = Session()
     try:
         code = typer.main.get_command(app).main(
@@ -104,9 +104,9 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
 
 
 def main() -> NoReturn:
-    """Run the command line and exit."""
-    # A console script starts with its own folder on the path, not with the one it was called in:
-    # `package.module:Name` would not be found there. Last, so that nothing is shadowed by it.
+    """Runs the command line and exits."""
+    # A console script starts with its own folder on the path, not the working directory:
+    # `package.module:Name` would not be found. Appended, so that nothing is shadowed.
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:
         sys.path.append(here)

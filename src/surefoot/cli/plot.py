@@ -1,4 +1,4 @@
-"""Puts a curve between axes, for the terminal. Pure: numbers in, lines of text out."""
+"""Draws a curve with axes for the terminal. Pure: numbers in, lines of text out."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from surefoot.observe.terminal.braille import Axes, Point, braille_lines
 def with_axes(
     points: Sequence[Point], x_label: str, width: int = 64, height: int = 10
 ) -> list[str]:
-    """Lines that draw a curve over its range, from zero up, with its first and last x below.
+    """Lines that draw a curve, with a y-axis from zero and the first and last x below.
 
     Args:
-        points: at least one; no value is negative.
-        x_label: what the numbers below count.
-        width: characters of the drawing alone.
-        height: lines of the drawing alone.
+        points: at least one; values are nonnegative.
+        x_label: unit of the x-axis.
+        width: characters of the plot area.
+        height: lines of the plot area.
     """
     around = Axes.around(points)
     axes = Axes(around.left, around.right, 0.0, around.high or 1.0)

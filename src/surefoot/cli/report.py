@@ -1,4 +1,4 @@
-"""`surefoot report`: one page for a run. It reads the run folder and writes the page, no more."""
+"""`surefoot report`: writes the page of a run from its run folder."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from surefoot.observe.formatting import format_bytes
 
 def write_page(
     context: typer.Context,
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A run folder, whatever became of it.")
-    ],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, whatever its status.")],
     baseline: Annotated[
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="Show what differs from the configuration of this run "
+            help="Show differences from the configuration of this run "
             "(default: the baseline of the contract).",
         ),
     ] = None,
@@ -39,8 +37,8 @@ def write_page(
     path = write_page(read_run(run), baseline=baseline, out=out)
     size = path.stat().st_size
     session.answer({"report": path, "bytes": size})
-    session.say(f"{path}  ({format_bytes(size)}, opens without a network)")
+    session.say(f"{path}  ({format_bytes(size)}, self-contained)")
     session.next(
-        (f"surefoot doctor {run}", "what went wrong, in the terminal"),
-        (f"surefoot compare {run} OTHER", "against another run"),
+        (f"surefoot doctor {run}", "find what went wrong"),
+        (f"surefoot compare {run} OTHER", "compare with another run"),
     )

@@ -1,4 +1,4 @@
-"""`surefoot runs`: the runs of a folder, side by side. Reads what they left; changes nothing."""
+"""`surefoot runs`: lists the runs of a folder. Read-only."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ def list_runs(
     root: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the runs.")] = Path("runs"),
     status: Annotated[
         list[str] | None,
-        typer.Option(metavar="WORD", help="Only runs that are so, such as failed. Repeatable."),
+        typer.Option(
+            metavar="WORD", help="Only runs with this status, such as failed. Repeatable."
+        ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(metavar="PATTERN", help="Only names like this, such as '*gpt*'.")
+        str | None, typer.Option(metavar="PATTERN", help="Only names that match, such as '*gpt*'.")
     ] = None,
     metric: Annotated[
         str | None,
-        typer.Option(metavar="SET/METRIC", help="Show the last value of this metric too."),
+        typer.Option(metavar="SET/METRIC", help="Also show the last value of this metric."),
     ] = None,
     json_file: JsonOption = None,
     debug: DebugOption = False,
@@ -58,8 +60,8 @@ def list_runs(
         }
     )
     if not found:
-        session.say(f"no run in {root}" + (" is like that" if wanted or name else ""))
-        session.next(("surefoot train", "makes the first"))
+        session.say(f"no runs in {root}" + (" match" if wanted or name else ""))
+        session.next(("surefoot train", "start the first one"))
         return
     named = () if metric is None else (metric,)
     shown = table("run", "status", "step", "loss", "best", *named, "verdict", "took", "last")
@@ -80,11 +82,11 @@ def list_runs(
             )
         )
     session.console.print(shown)
-    commands = [(f"surefoot report {found[-1].path}", "the newest on one page")]
-    commands.append((f"surefoot checkpoint inspect {found[-1].path}", "what it has saved"))
+    commands = [(f"surefoot report {found[-1].path}", "the newest run as a page")]
+    commands.append((f"surefoot checkpoint inspect {found[-1].path}", "its checkpoints"))
     resumable = [run for run in found if run.status.value in RESUMABLE]
     if resumable:
-        commands.append((f"surefoot train --resume {resumable[-1].path}", "goes on with it"))
+        commands.append((f"surefoot train --resume {resumable[-1].path}", "resume it"))
     if len(found) > 1:
         pair = f"{found[-2].path} {found[-1].path}"
         commands.append((f"surefoot compare {pair}", "the two newest"))
@@ -92,7 +94,7 @@ def list_runs(
 
 
 def _statuses(words: list[str]) -> set[RunStatus]:
-    """The statuses of these names.
+    """Parses names of statuses.
 
     Raises:
         RequestError: there is no such status.
@@ -103,7 +105,7 @@ def _statuses(words: list[str]) -> set[RunStatus]:
     for word in words:
         if word not in known:
             raise RequestError(
-                f"there is no status {word!r}",
+                f"unknown status {word!r}",
                 where="--status",
                 rule=f"a run is one of: {', '.join(known)}",
             )
@@ -111,12 +113,12 @@ def _statuses(words: list[str]) -> set[RunStatus]:
 
 
 def _judged(run: RunSummary, metric: str | None) -> dict[str, Any]:
-    """The verdict on a run, and the last value of a metric where one is asked for."""
+    """The verdict on a run, and the last value of a metric if requested."""
     from surefoot.observe.readers.run_data import read_contract, read_run
     from surefoot.observe.run_folder import CONTRACT_NAME
 
     if metric is None and "kind" not in read_contract(run.path / CONTRACT_NAME):
-        return {"verdict": None}  # Nothing to judge, so the rows need not be read.
+        return {"verdict": None}  # Nothing to judge: the rows are not read.
     from surefoot.judge.contract import verdict_on
 
     try:

@@ -1,7 +1,7 @@
-"""What every verb shares: where the answer goes, how it is shown, and the two common options.
+"""Shared by all commands: the destination and form of output, and two common options.
 
 Text for people goes to the console; the same facts go as JSON to a file or to standard output.
-Nothing here knows what a verb does.
+Knows nothing of the individual commands.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class Session:
     """One invocation of the command."""
 
     json_target: str | None = None
-    """A file for the JSON answer, `-` for standard output, None where none was asked for."""
+    """File of the JSON answer, `-` for standard output, None if not requested."""
     debug: bool = False
     interrupted: bool = False
-    """Whether Ctrl-C ended the verb."""
+    """Whether Ctrl-C ended the command."""
     is_rank: bool = False
     """Whether this process is one of several ranks."""
     quiet: bool = False
-    """Whether another process answers and speaks: rank 0, for all ranks."""
+    """Whether another process prints the output: rank 0, for all ranks."""
 
     @cached_property
     def console(self) -> Console:
-        """Where people read; standard error when JSON has standard output."""
+        """Output for people; standard error if JSON uses standard output."""
         if self.quiet:
             return Console(file=io.StringIO())
         return _console(stderr=self.json_target == STANDARD_OUTPUT)
@@ -56,7 +56,7 @@ class Session:
         return _console(stderr=True)
 
     def answer(self, facts: Mapping[str, object]) -> None:
-        """Hands over the facts of this invocation as JSON, where that was asked for."""
+        """Writes the facts of this command as JSON, if requested."""
         if self.json_target is None or self.quiet:
             return
         text = json.dumps(plain(facts), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
@@ -67,18 +67,18 @@ class Session:
             Path(self.json_target).write_text(text, encoding="utf-8")
 
     def say(self, text: str, style: str = "") -> None:
-        """Prints text as it is: brackets are no markup, and long lines are not broken."""
+        """Prints text verbatim: brackets are not markup, and long lines are not wrapped."""
         self.console.print(Text(text, style=style), soft_wrap=True)
 
     def advise(self, findings: Sequence[Finding]) -> None:
-        """Prints advice: never an error, and it changes nothing."""
+        """Prints advice, which is never an error and changes nothing."""
         for finding in findings:
             self.say(f"note: {finding.message} [{finding.code}]", style="dim")
             if finding.fix:
                 self.say(f"      {finding.fix}", style="dim")
 
     def next(self, *commands: tuple[str, str]) -> None:
-        """Prints what to do next: pairs of a command and what it is for."""
+        """Prints suggestions: pairs of a command and its purpose."""
         width = max(len(command) for command, _ in commands)
         self.say("\nnext:", style="bold")
         for command, purpose in commands:
@@ -88,15 +88,15 @@ class Session:
 def _console(*, stderr: bool) -> Console:
     console = Console(stderr=stderr, highlight=False)
     if not console.is_terminal:
-        # Rich would assume 80 columns and fold tables that a program is going to read.
+        # Rich would assume 80 columns and wrap tables that a program may parse.
         console = Console(stderr=stderr, highlight=False, width=WIDTH_WITHOUT_TERMINAL)
     return console
 
 
 def plain(value: object) -> Any:
-    """The same value in JSON's own types.
+    """The value in JSON's own types.
 
-    JSON has no word for NaN and infinity; they become the strings `NaN`, `Infinity`, `-Infinity`.
+    NaN and infinities, which JSON lacks, become the strings `NaN`, `Infinity`, `-Infinity`.
 
     >>> plain({"loss": float("nan"), "folder": Path("runs")})
     {'loss': 'NaN', 'folder': 'runs'}
@@ -119,7 +119,7 @@ def plain(value: object) -> Any:
 
 
 def table(*columns: str, title: str | None = None) -> Table:
-    """An empty table in the one look of this command."""
+    """An empty table in the style of this command."""
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for column in columns:
         made.add_column(column, overflow="fold")
@@ -127,7 +127,7 @@ def table(*columns: str, title: str | None = None) -> Table:
 
 
 def cells(*values: object) -> list[Text]:
-    """Values as table cells in which brackets are no markup."""
+    """Values as table cells in which brackets are not markup."""
     return [Text(str(value)) for value in values]
 
 
@@ -136,7 +136,7 @@ def _remember_json(ctx: typer.Context, value: str | None) -> str | None:
         folder = Path(value).parent
         if not folder.is_dir():
             raise typer.BadParameter(f"the folder {folder} does not exist")
-        # Absolute, once: code of the user's own may change the working directory.
+        # Absolute, since user code may change the working directory.
         value = os.path.abspath(value)
     ctx.obj.json_target = value
     return value

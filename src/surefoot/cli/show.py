@@ -1,4 +1,4 @@
-"""`surefoot show`: look before you leap. Each word prints one table and changes nothing."""
+"""`surefoot show`: prints tables about recipes, models and this machine. Changes nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from surefoot.config.sections import Recipe
     from surefoot.core.schedules import Schedule
 
-app = typer.Typer(help="Look before you leap.", no_args_is_help=True)
+app = typer.Typer(
+    help="Show recipes, settings, parameters, schedules, parts and this machine.",
+    no_args_is_help=True,
+)
 app.command("optimizers")(show_tables.show_optimizers)
 app.command("formats")(show_tables.show_formats)
 app.command("hardware")(show_tables.show_hardware)
@@ -27,10 +30,10 @@ for word in show_parts.SHELVES:
     app.command(word)(show_parts.show_shelf(word))
 
 MAX_DRAWN_UPDATES = 100_000
-"""A longer schedule is sampled at so many updates, its first and last among them."""
+"""A longer schedule is sampled at this many updates, including its first and last."""
 
 RecipeArgument = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of one.")
+    str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a built-in one.")
 ]
 
 
@@ -41,10 +44,10 @@ def _load(recipe: str, overrides: list[str] | None) -> Resolved[Recipe]:
 
 
 def _schedule(recipe: Recipe) -> tuple[Schedule, int]:
-    """The schedule and the length of the run in updates; opens the data only where that is needed.
+    """The schedule and the number of updates of the run; opens the data only if needed.
 
     Raises:
-        RequestError: the length is known only afterwards.
+        RequestError: the number of updates is known only afterwards.
     """
     from surefoot.config.building import make_schedule
     from surefoot.core.counting import Pace, global_batch, updates_in
@@ -60,7 +63,7 @@ def _schedule(recipe: Recipe) -> tuple[Schedule, int]:
         schedule, updates = build_schedule(recipe)
     if not isinstance(updates, int):
         raise RequestError(
-            "how many updates this run makes is known only afterwards",
+            "the number of updates of this run is known only afterwards",
             where="train.horizon",
             rule="a schedule is drawn over a horizon in steps, tokens, samples or epochs",
             remedy='try --set train.horizon="1000 steps"',
@@ -72,7 +75,7 @@ def _schedule(recipe: Recipe) -> tuple[Schedule, int]:
 def show_recipes(
     context: typer.Context, json_file: JsonOption = None, debug: DebugOption = False
 ) -> None:
-    """The recipes that come along."""
+    """List the built-in recipes."""
     from surefoot.config.load import recipe_names
 
     session: Session = context.obj
@@ -96,7 +99,7 @@ def show_recipes(
     session.console.print(shown)
     session.answer({"recipes": facts})
     session.next(
-        ("surefoot show config RECIPE", "every value of one"),
+        ("surefoot show config RECIPE", "every value of one recipe"),
         ("surefoot train RECIPE", "train it"),
     )
 
@@ -109,7 +112,7 @@ def show_config(
     json_file: JsonOption = None,
     debug: DebugOption = False,
 ) -> None:
-    """The resolved configuration, each value with its origin; and advice on it."""
+    """Show the resolved configuration, each value with its origin, and advice on it."""
     from surefoot.config.notes import notes
 
     session: Session = context.obj
@@ -135,7 +138,7 @@ def show_params(
     json_file: JsonOption = None,
     debug: DebugOption = False,
 ) -> None:
-    """The parameter ledger: group, weight decay and rate of each tensor, and which rule decided."""
+    """Show the parameter ledger: group, weight decay and rate of each tensor, and the reason."""
     from surefoot.build import build_ledger, build_model
 
     session: Session = context.obj
@@ -164,7 +167,7 @@ def show_params(
     session.say(f"\n{len(ledger.rows)} trainable tensors, {total:,} elements")
     if ledger.disagreements:
         session.say(
-            f"(*) {len(ledger.disagreements)} on which the two rules for weight decay disagree; "
+            f"(*) {len(ledger.disagreements)} on which the two weight-decay rules disagree; "
             f"{ledger.rule!r} decides (optimizer.decay_rule)"
         )
     session.answer(
@@ -176,7 +179,7 @@ def show_params(
         }
     )
     groups = "optimizer.groups=[{pattern: NAME*, lr_multiplier: 0.1}]"
-    session.next((f"surefoot show params {recipe} --set '{groups}'", "other numbers by name"))
+    session.next((f"surefoot show params {recipe} --set '{groups}'", "override by name"))
 
 
 @app.command("schedule")
@@ -187,7 +190,7 @@ def show_schedule(
     json_file: JsonOption = None,
     debug: DebugOption = False,
 ) -> None:
-    """The learning rate over the run, drawn, with its first, peak and last value."""
+    """Plot the learning rate over the run, with its first, peak and last value."""
     from surefoot.cli.plot import with_axes
 
     session: Session = context.obj
@@ -227,7 +230,7 @@ def show_modes(
     json_file: JsonOption = None,
     debug: DebugOption = False,
 ) -> None:
-    """The modules of the model that compute something else in training than in evaluation."""
+    """List the modules that compute something else in training than in evaluation."""
     from surefoot.build import build_model
     from surefoot.numerics.modes import mode_sensitive_modules
 

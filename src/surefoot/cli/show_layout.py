@@ -1,4 +1,4 @@
-"""`surefoot show layout`: what each rank of a layout would hold, built without the ranks."""
+"""`surefoot show layout`: what each rank of a layout holds, computed in one process."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ MOST_SHOWN = 16
 def show_layout(
     context: typer.Context,
     recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of one.")
+        str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a built-in one.")
     ],
-    ranks: Annotated[int, typer.Option(min=1, metavar="N", help="How many ranks.")],
+    ranks: Annotated[int, typer.Option(min=1, metavar="N", help="Number of ranks.")],
     overrides: SetOption = None,
     json_file: JsonOption = None,
     debug: DebugOption = False,
 ) -> None:
-    """The layout of a recipe over N ranks: axes, what each costs, and bytes on each rank.
+    """Show the layout of a recipe over N ranks: axes, their costs, and bytes per rank.
 
-    It is built without the ranks and without memory; what would be refused there is refused here.
+    Built in one process without memory; a layout that real ranks refuse is refused here, too.
     """
     from surefoot.assembly.layout_rehearsal import rehearse_layout
     from surefoot.config.load import load_recipe
@@ -33,7 +33,7 @@ def show_layout(
     found = rehearse_layout(load_recipe(recipe, overrides or []).recipe, ranks)
     session.say(
         f"{format_count(found.num_parameters)} parameters on {ranks} ranks, "
-        f"{found.sizes.data_parallel} of them with data of their own",
+        f"{found.sizes.data_parallel} of them data-parallel",
         style="bold",
     )
     axes = table("axis", "ranks", "costs")
@@ -41,10 +41,10 @@ def show_layout(
         axes.add_row(*cells(row.axis, row.size, row.costs))
     session.console.print(axes)
     if found.bubble_fraction is not None:
-        session.say(f"ranks idle {found.bubble_fraction:.1%} of a window in the pipeline's bubble")
+        session.say(f"pipeline bubble: ranks idle {found.bubble_fraction:.1%} of a window")
     held = table(
         "rank", "place", "parameters", "gradients", "optimizer", "gathered", "together",
-        title="\nbytes on a rank, activations apart",
+        title="\nbytes per rank, without activations",
     )  # fmt: skip
     for share in found.shares[:MOST_SHOWN]:
         counted = (
@@ -57,7 +57,7 @@ def show_layout(
         place = ", ".join(f"{axis} {place}" for axis, place in share.coordinates.items())
         held.add_row(*cells(share.rank, place or "alone", *map(format_bytes, counted)))
     session.console.print(held)
-    session.say("shown: the first and the last rank of each stage; the others are like them")
+    session.say("shown: the first and last rank of each stage, which represent the others")
     session.answer(
         {
             "ranks": ranks,
@@ -67,4 +67,4 @@ def show_layout(
             "shares": found.shares,
         }
     )
-    session.next((f"surefoot train {recipe} --nproc N", "trains it on N ranks of this machine"))
+    session.next((f"surefoot train {recipe} --nproc N", "train it on N ranks of this machine"))

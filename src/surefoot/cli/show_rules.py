@@ -1,4 +1,4 @@
-"""`surefoot show rules` and `causes`: what audit and doctor can find, and what each is about."""
+"""`surefoot show rules` and `causes`: the rules of the audit and the causes of the doctor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Row(NamedTuple):
-    """One rule or cause, with the package that brings it."""
+    """One rule or cause, with the package that provides it."""
 
     info: RuleInfo | CauseInfo
     family: str
@@ -23,7 +23,7 @@ class Row(NamedTuple):
 
 
 CodeArgument = Annotated[
-    str | None, typer.Argument(metavar="[CODE]", help="One of them, by code or name.")
+    str | None, typer.Argument(metavar="[CODE]", help="Explain this one, by code or name.")
 ]
 
 
@@ -33,7 +33,7 @@ def show_rules(
     json_file: JsonOption = None,
     debug: DebugOption = False,
 ) -> None:
-    """The rules of the audit (SF...) and of the doctor (SFD...); with a code, one of them."""
+    """List the rules of the audit (SF...) and the causes of the doctor (SFD...), or explain one."""
     from surefoot.sanitizer.rules import registry
 
     rules, (causes, left_out) = registry(), _causes()
@@ -47,7 +47,7 @@ def show_causes(
     json_file: JsonOption = None,
     debug: DebugOption = False,
 ) -> None:
-    """The causes that the doctor can name (SFD...); with a code, one of them."""
+    """List the causes that the doctor knows (SFD...), or explain one."""
     _list_or_explain(context.obj, "cause", *_causes(), code)
 
 
@@ -76,14 +76,14 @@ def _list_or_explain(
         session.console.print(shown)
         for problem in left_out:
             session.say(problem, style="yellow")
-        session.next((f"surefoot show {kind}s {rows[0].info.code}", "explains one"))
+        session.next((f"surefoot show {kind}s {rows[0].info.code}", "explain one"))
         return
     found = next((row for row in rows if code in (row.info.code, row.info.slug)), None)
     if found is None:
         raise RequestError(
-            f"there is no {kind} {code!r}",
-            rule=f"codes go from {rows[0].info.code} to {rows[-1].info.code}",
-            remedy=f"surefoot show {kind}s lists them",
+            f"unknown {kind} {code!r}",
+            rule=f"codes are from {rows[0].info.code} to {rows[-1].info.code}",
+            remedy=f"list them with `surefoot show {kind}s`",
         )
     session.answer({kind: found.info, "family": found.family, "origin": found.origin})
     _explain(session, found)
@@ -102,6 +102,6 @@ def _explain(session: Session, row: Row) -> None:
     source = f"\nsource: {info.source}" if info.source else ""
     session.say(f"\nfix: {info.fix}{source}")
     if example:
-        session.next((f"# surefoot: ignore[{info.code}] reason", "on a line, if it is on purpose"))
+        session.next((f"# surefoot: ignore[{info.code}] reason", "on a line, if it is intended"))
     else:
-        session.next(("surefoot doctor RUN", "reads what a run recorded"))
+        session.next(("surefoot doctor RUN", "diagnose a run"))

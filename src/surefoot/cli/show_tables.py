@@ -1,4 +1,4 @@
-"""The tables of `surefoot show` that need no recipe: optimizers, number formats, this machine."""
+"""The tables of `surefoot show` that need no recipe: optimizers, dtypes, this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from surefoot.observe.formatting import format_bytes
 def show_optimizers(
     context: typer.Context, json_file: JsonOption = None, debug: DebugOption = False
 ) -> None:
-    """The optimizers, with what each keeps for a parameter, measured here."""
+    """List the optimizers, with the state that each keeps per parameter element, measured here."""
     import torch
 
     from surefoot.optim.ledger import ParameterLedger
@@ -26,7 +26,7 @@ def show_optimizers(
     session: Session = context.obj
     model = torch.nn.Linear(64, 64)
     elements = sum(p.numel() for p in model.parameters())
-    shown = table("optimizer", "values kept an element", "skips", "kernel here", "defaults")
+    shown = table("optimizer", "state per element", "skips", "kernel here", "defaults")
     facts = []
     for section in _optimizer_sections():
         ledger = ParameterLedger.build(model, weight_decay=section.weight_decay)
@@ -41,7 +41,7 @@ def show_optimizers(
         )
         defaults = section.model_dump(exclude={"kind", "decay_rule", "decay_embeddings", "groups"})
         if type(section).model_fields["lr"].is_required():
-            defaults["lr"] = "must be given"
+            defaults["lr"] = "required"
         row = {
             "optimizer": section.kind,
             "values_kept_an_element": kept / elements,
@@ -87,7 +87,7 @@ def _optimizer_sections() -> list[Any]:
 def show_formats(
     context: typer.Context, json_file: JsonOption = None, debug: DebugOption = False
 ) -> None:
-    """Number formats: size, range, precision."""
+    """List number formats: size, range, precision."""
     from surefoot.numerics.formats import number_formats
 
     session: Session = context.obj
@@ -111,13 +111,13 @@ def show_formats(
     session.console.print(shown)
     session.say("\nsmallest: the smallest normal value; epsilon: from 1 to the next larger value")
     session.answer({"formats": formats})
-    session.next(("surefoot show hardware", "which of them this machine computes in"))
+    session.next(("surefoot show hardware", "which ones this machine supports"))
 
 
 def show_hardware(
     context: typer.Context, json_file: JsonOption = None, debug: DebugOption = False
 ) -> None:
-    """This machine, and what torch can do with it."""
+    """Show this machine, and what torch supports on it."""
     import platform
 
     import torch
@@ -152,7 +152,7 @@ def show_hardware(
     session.say("")
     session.console.print(shown)
     session.answer({"software": software, "machine": machine, "devices": devices})
-    session.next(("surefoot train", "uses the first of these devices (device=auto)"))
+    session.next(("surefoot train", "train on the first of these devices (device=auto)"))
 
 
 def _one_line(value: object) -> str:
@@ -165,7 +165,7 @@ def _one_line(value: object) -> str:
         return ", ".join(parts)
     if isinstance(value, list | tuple):
         return " ".join(map(_one_line, value)) or "none"
-    return "not known" if value is None else str(value)
+    return "unknown" if value is None else str(value)
 
 
 def _number(value: object) -> str:

@@ -1,4 +1,4 @@
-"""`surefoot train`: trains a recipe, or goes on with a run. Decides nothing about the training."""
+"""`surefoot train`: trains a recipe, or resumes a run. All decisions are the library's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from surefoot.run.folder_run import RunResult
 
 RESUME_HELP = (
-    "Go on with this run folder from its newest checkpoint, or from RUN/checkpoints/step-… of it."
+    "Resume this run folder from its newest checkpoint, or from its RUN/checkpoints/step-…."
 )
 DEFAULT_RECIPE = "stdlib-gpt"
 DEFAULT_RUNS = Path("runs")
@@ -31,7 +31,7 @@ def train(
         str | None,
         typer.Argument(
             metavar="RECIPE",
-            help=f"A recipe file, or the name of one that comes along (default: {DEFAULT_RECIPE}).",
+            help=f"A recipe file, or the name of a built-in one (default: {DEFAULT_RECIPE}).",
             show_default=False,
         ),
     ] = None,
@@ -47,9 +47,9 @@ def train(
             help="On a resume, accept that this value differs from the run's. Repeatable.",
         ),
     ] = None,
-    nproc: Annotated[int, typer.Option(min=1, metavar="N", help="Processes on this machine.")] = 1,
+    nproc: Annotated[int, typer.Option(min=1, metavar="N", help="Ranks on this machine.")] = 1,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Build all, run one batch, leave no trace.")
+        bool, typer.Option("--dry-run", help="Build everything, run one batch, leave no files.")
     ] = False,
     replay: Annotated[
         Path | None,
@@ -58,21 +58,21 @@ def train(
         ),
     ] = None,
     runs: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder in which the run folder is made.")
+        Path, typer.Option(metavar="DIR", help="Parent folder of the new run folder.")
     ] = DEFAULT_RUNS,
     json_file: JsonOption = None,
     debug: DebugOption = False,
 ) -> int:
-    """Train a recipe. With none, a small GPT on the source of Python's own standard library."""
+    """Train a recipe. Default: a small GPT on the source of Python's standard library."""
     session: Session = context.obj
     _check_request(recipe, resume, accept_change or [], dry_run)
     if replay is not None:
         if recipe or overrides or resume or dry_run or nproc > 1:
             raise RequestError(
-                "--replay is given with something else",
+                "--replay is combined with another option",
                 where="--replay",
-                rule="a replay is the run's own update, in one process",
-                remedy="leave the rest out: surefoot train --replay EVENT",
+                rule="a replay repeats the run's own update, in one process",
+                remedy="use only: surefoot train --replay EVENT",
             )
         return _replay(session, replay)
     from surefoot.engine.interrupt import stopped_before_begin
@@ -100,15 +100,15 @@ def train(
             on_end=ending,
         )
     if session.quiet:
-        # Rank 0 alone judges: whether a stop is one to resume or a broken promise, it says. It may
-        # still be writing that down: a launcher would end it at the first other code.
+        # Only rank 0 judges whether a stop is resumable or a broken contract, and may still be
+        # writing it down: a launcher would end it at the first other exit code.
         return EXIT_DONE
     made_in = runs if resume is None or result.folder is None else result.folder.parent
     return _tell(session, result, recipe, overrides or [], made_in, ending)
 
 
 def _replay(session: Session, event: Path) -> int:
-    """Runs one update again and says what came of it."""
+    """Repeats one update and prints the result."""
     from surefoot.observe.bad_batches import read_event
 
     _recipe_of(read_event(event)[0])
@@ -117,27 +117,27 @@ def _replay(session: Session, event: Path) -> int:
     done = replay(event)
     session.answer({"exit_code": EXIT_DONE, "is_same": done.is_same, **vars(done)})
     session.say(
-        f"window {done.window} again, from {done.begun_from}, after {done.num_rerun} others",
+        f"window {done.window} repeated, from {done.begun_from}, after {done.num_rerun} others",
         style="bold",
     )
     for name, value in done.found.items():
         session.say(f"  {name}  {value!r}  (recorded: {done.recorded[name]!r})")
-    session.say(f"  {'the same, to the bit' if done.is_same else 'NOT the same as recorded'}")
+    session.say(f"  {'bit-equal' if done.is_same else 'NOT the same as recorded'}")
     session.say(f"  {done.meaning}")
     session.say("largest gradients, before clipping:")
     for name, value in done.largest_gradients.items():
         session.say(f"  {name}  {format_number(value)}")
-    session.next((f"surefoot train --resume {done.run}", "goes on from the newest checkpoint"))
+    session.next((f"surefoot train --resume {done.run}", "resume from the newest checkpoint"))
     return EXIT_DONE
 
 
 def _launch(context: typer.Context, session: Session, num_ranks: int) -> int:
-    """Starts this same command once for each rank; rank 0 speaks for all.
+    """Runs this command once per rank; rank 0 prints for all.
 
     Raises:
         RequestError: this process is a rank already, or the recipe asks for another mesh.
-        RankError: a rank was killed, hangs, or has ended without a word.
-        StopRequested: a rank was stopped before it had begun.
+        RankError: a rank was killed, hangs, or ended without reporting an error.
+        StopRequested: a rank was stopped before it had started training.
     """
     from surefoot.config.load import load_recipe
     from surefoot.engine.interrupt import ASKING_SIGNALS
@@ -164,27 +164,27 @@ def _launch(context: typer.Context, session: Session, num_ranks: int) -> int:
     if ended.failure is not None and ended.failure.how is How.HANGS:
         raise ended.failure.error()
     if ended.killed_by in ASKING_SIGNALS:
-        # A rank that trains hears a signal and saves: this one had not begun, or had ended.
+        # A training rank saves when it gets a signal: this one had not started, or had ended.
         raise StopRequested(
             f"rank {ended.rank} was stopped by {ended.killed_by.name} outside of training",
-            rule="what was saved before is whole",
+            rule="earlier checkpoints are complete",
             remedy="start or resume the run again",
         )
     if ended.killed_by is not None:
         raise RankError(
             f"rank {ended.rank} was ended by {ended.killed_by.name}",
             where=f"one of {num_ranks} ranks on this machine",
-            rule="a launch ends with its first rank that fails",
-            remedy="SIGKILL is often the system that ran out of memory: see the system's log",
+            rule="a launch ends when its first rank fails",
+            remedy="SIGKILL often means that the machine ran out of memory: see the system's log",
         )
     if ended.failure is not None and ended.failure.how is How.GONE:
-        # It has said nothing, and the others left for want of it.
+        # It has reported nothing, and the others left because it is missing.
         raise ended.failure.error(f"one of {num_ranks} ranks on this machine")
     return ended.exit_code
 
 
 def _as_arguments(given: Mapping[str, Any]) -> list[str]:
-    """The command line of a rank: all that was given but `--nproc`."""
+    """The command line of a rank: all options except `--nproc`."""
     pairs = [("--set", value) for value in given["overrides"] or ()]
     pairs += [("--accept-change", value) for value in given["accept_change"] or ()]
     pairs += [
@@ -198,7 +198,7 @@ def _as_arguments(given: Mapping[str, Any]) -> list[str]:
 
 
 def _become_rank(session: Session) -> None:
-    """Joins the ranks that a launcher has started, if it has; all but rank 0 fall silent."""
+    """Joins the ranks of a launcher, if there is one; all but rank 0 print nothing."""
     if "RANK" not in os.environ:
         return
     from surefoot.parallel.join import join_ranks, launched_ranks
@@ -214,10 +214,10 @@ def _become_rank(session: Session) -> None:
 
 
 def _recipe_of(run: Path) -> str:
-    """The configuration file of a run that began with a recipe.
+    """The configuration file of a run that was started from a recipe.
 
     Raises:
-        RequestError: the run began in Python, with a model that no recipe names.
+        RequestError: the run was started in Python, with a model object.
     """
     from surefoot.config.yaml_text import read_yaml
     from surefoot.observe.run_folder import CONFIG_NAME, read_config, run_and_checkpoint
@@ -225,10 +225,10 @@ def _recipe_of(run: Path) -> str:
     folder, _ = run_and_checkpoint(run)
     if "model" not in read_yaml(read_config(folder), CONFIG_NAME)[0]:
         raise RequestError(
-            "this run was started in Python, with a model handed in as an object",
+            "this run was started in Python, with a model object",
             where=str(run),
-            rule="the command resumes what a recipe describes",
-            remedy=f'in the script that made its Trainer: trainer.fit(resume="{run}")',
+            rule="the command line resumes runs that a recipe describes",
+            remedy=f'in the script that created its Trainer: trainer.fit(resume="{run}")',
         )
     return str(folder / CONFIG_NAME)
 
@@ -236,24 +236,24 @@ def _recipe_of(run: Path) -> str:
 def _check_request(
     recipe: str | None, resume: Path | None, changes: list[str], dry_run: bool
 ) -> None:
-    """Refuses what cannot be meant.
+    """Refuses invalid combinations of options.
 
     Raises:
-        RequestError: with what to do instead.
+        RequestError: with the remedy.
     """
     if changes and resume is None:
         raise RequestError(
             "--accept-change is given without --resume",
             where="--accept-change",
-            rule="a new run has nothing to differ from",
+            rule="a new run has no earlier configuration to differ from",
             remedy="leave it out, or name the run with --resume RUN",
         )
     if dry_run and resume is not None:
         raise RequestError(
             "--dry-run is given with --resume",
             where="--dry-run",
-            rule="a dry run builds a new run and leaves no trace",
-            remedy="leave one of the two out",
+            rule="a dry run builds a new run and leaves no files",
+            remedy="use only one of the two",
         )
 
 
@@ -265,7 +265,7 @@ def _tell(
     runs: Path,
     ending: Ending,
 ) -> int:
-    """Prints the end of a run and what to do next; returns the exit code."""
+    """Prints the end of a run and suggestions; returns the exit code."""
     stopped = result.status == "stopped"
     code = ending.code(result.status)
     verdict = ending.verdict
@@ -290,19 +290,19 @@ def _tell(
     if result.folder is None:
         sets = [word for override in overrides for word in ("--set", override)]
         command = shlex.join(["surefoot", "train", *([recipe] if recipe else []), *sets])
-        session.next((command, "the same, for real"))
+        session.next((command, "run it"))
     elif stopped:
         session.next(
-            (f"surefoot train --resume {format_path(result.folder)}", "goes on where it stopped"),
-            (f"{report}", "the whole run on one page"),
+            (f"surefoot train --resume {format_path(result.folder)}", "resume where it stopped"),
+            (f"{report}", "the run as a page"),
         )
     else:
         folder = format_path(result.folder)
         list_command = "surefoot runs" + ("" if runs == DEFAULT_RUNS else f" {runs}")
         session.next(
-            (f"{report}", "the whole run on one page"),
-            (f"surefoot checkpoint inspect {folder}", "what it saved"),
-            (list_command, "all runs, side by side"),
-            (f'surefoot.load("{folder}").model', "the trained model, in Python"),
+            (f"{report}", "the run as a page"),
+            (f"surefoot checkpoint inspect {folder}", "its checkpoints"),
+            (list_command, "list all runs"),
+            (f'surefoot.load("{folder}").model', "load the trained model in Python"),
         )
     return code

@@ -1,4 +1,4 @@
-"""Models to train as they are: a decoder, a residual network and a perceptron."""
+"""Models ready to train: a decoder, a residual network and a perceptron."""
 
 from surefoot.models.gpt import GPT, GPTConfig
 from surefoot.models.mlp import MLP, MLPConfig

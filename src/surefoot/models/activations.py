@@ -1,4 +1,4 @@
-"""Activations by name. SwiGLU is no function of one number and lives in the decoder."""
+"""Activations by name. SwiGLU is not elementwise and is part of the decoder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
 def activation(name: ActivationName) -> nn.Module:
     """A new activation module.
 
-    `gelu` is `x * Phi(x)`, exact by erf, least value -0.16997 (Hendrycks & Gimpel 2016); `silu` is
+    `gelu` is `x * Phi(x)`, exact by erf, minimum -0.16997 (Hendrycks & Gimpel 2016); `silu` is
     `x * sigmoid(x)`, least value -0.27846 (Elfwing et al. 2017). `sigmoid` has slopes of at most
     0.25: ten layers of it scale a gradient by less than 1e-6.
     """

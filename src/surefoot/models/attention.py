@@ -1,7 +1,7 @@
-"""The part of attention where places of a sequence meet, as modules without parameters.
+"""The parts of attention in which positions interact, as modules without parameters.
 
-They are modules so that a layout can exchange what goes in and out where ranks hold parts of each
-sequence. They know no ranks.
+They are modules so that a layout can exchange their inputs and outputs between ranks that hold
+parts of each sequence. They know no ranks.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 
 class AttentionCore(nn.Module):
-    """Causal scaled dot product attention, from projected heads to mixed heads.
+    """Causal scaled dot product attention, from projected heads to attention output.
 
     Args:
-        grouped: there are fewer key and value heads than query heads.
+        grouped: whether there are fewer key-value heads than query heads.
         dropout: probability, on the attention weights.
     """
 
@@ -24,10 +24,10 @@ class AttentionCore(nn.Module):
         self.dropout = dropout
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        """[B, H, S, head_dim] of each to [B, H, S, head_dim].
+        """[B, H, S, head_dim] each, to [B, H, S, head_dim].
 
         Args:
-            mask: bool [B, 1, S, S], true where a place may look; None: at itself and before.
+            mask: bool [B, 1, S, S], True where a position may attend; None: causal.
         """
         return F.scaled_dot_product_attention(
             query,
@@ -41,7 +41,7 @@ class AttentionCore(nn.Module):
 
 
 class DocumentMask(nn.Module):
-    """Where a place may look: at its own document, not ahead."""
+    """The mask of packed documents: causal, within the same document only."""
 
     def forward(self, document_ids: Tensor) -> Tensor:
         """[B, S] to bool [B, 1, S, S]."""

@@ -1,7 +1,7 @@
 """A decoder-only transformer, in the style of GPT-2 or Llama by configuration.
 
-It returns scores and knows no loss, no labels and no devices. Causal attention runs through torch's
-scaled dot product attention, so that the fastest kernel of the device is taken.
+Returns logits; knows no loss, labels or devices. Attention uses torch's scaled dot product
+attention, so that the fastest kernel of the device is used.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ class GPTConfig:
 
     Args:
         vocabulary_size: V. A multiple of 64 makes the last matrix product faster on GPUs.
-        sequence_length: most tokens in one sequence.
+        sequence_length: longest sequence, in tokens.
         num_heads: query heads; divides `embedding_dim`.
-        num_kv_heads: key and value heads; divides `num_heads` (fewer than it: grouped-query
-            attention, Ainslie et al. 2023).
-        feedforward_dim: width inside the feed-forward part.
-        norm: `layernorm`, or `rmsnorm` (Zhang & Sennrich 2019); before each part (pre-norm).
+        num_kv_heads: key and value heads; divides `num_heads` (if smaller: grouped-query attention,
+            Ainslie et al. 2023).
+        feedforward_dim: hidden width of the feed-forward layer.
+        norm: `layernorm`, or `rmsnorm` (Zhang & Sennrich 2019); before each layer (pre-norm).
         activation: `gelu` (exact, by erf), or `swiglu`: `silu(W1 x) * W3 x` (Shazeer 2020).
         positions: `learned` embeddings, or `rope`: rotary (Su et al. 2021).
         tied: the output matrix is the token embedding.
-        dropout: probability, on embeddings, attention weights and each part's output.
+        dropout: probability, on embeddings, attention weights and the output of each layer.
         bias: biases in linear layers and LayerNorm.
         norm_epsilon: added to the variance in each norm.
         rope_base: base of the rotation wavelengths.
-        experts: replaces feed-forwards by routed ones, whose experts have no biases; also as a
-            mapping of its fields. `none`: all are dense.
+        experts: replaces feed-forward layers by routed ones, whose experts have no biases; may be
+            a mapping of its fields. `none`: all are dense.
     """
 
     vocabulary_size: int
@@ -188,7 +188,7 @@ def _norm(config: GPTConfig) -> nn.Module:
 
 
 def _rotate(values: Tensor, rotation: Rotation) -> Tensor:
-    """Rotate pairs (i, i + head_dim / 2) of [B, H, S, head_dim], in the tables' precision."""
+    """Rotates pairs (i, i + head_dim / 2) of [B, H, S, head_dim], in the dtype of the tables."""
     cosines, sines = rotation
     first, second = values.chunk(2, dim=-1)
     turned = torch.cat((-second, first), dim=-1)
@@ -209,7 +209,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(config.embedding_dim, config.embedding_dim, bias=config.bias)
 
     def forward(self, hidden: Tensor, rotation: Rotation | None, mask: Tensor | None) -> Tensor:
-        """[B, S, D] to [B, S, D]; `mask` [B, 1, S, S] is true where a place may look."""
+        """[B, S, D] to [B, S, D]; `mask` [B, 1, S, S] is True where a position may attend."""
         batch, length, _ = hidden.shape
 
         def heads(projected: Tensor) -> Tensor:
@@ -275,17 +275,17 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, hidden: Tensor, rotation: Rotation | None, mask: Tensor | None) -> Tensor:
-        """[B, S, D] to [B, S, D]; `mask` [B, 1, S, S] is true where a place may look."""
+        """[B, S, D] to [B, S, D]; `mask` [B, 1, S, S] is True where a position may attend."""
         hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), rotation, mask))
         out: Tensor = hidden + self.dropout(self.feedforward(self.feedforward_norm(hidden)))
         return out
 
 
 class GPT(nn.Module):
-    """Token ids to scores of the next token.
+    """Token ids to next-token logits.
 
-    Weights start as in GPT-2: normal with standard deviation 0.02, the two projections that write
-    into the residual stream 0.02 / sqrt(2 * num_layers), biases 0, norms 1.
+    Weights are initialized as in GPT-2: normal with standard deviation 0.02, the two projections
+    that write to the residual stream 0.02 / sqrt(2 * num_layers), biases 0, norms 1.
     """
 
     rope_cosines: Tensor
@@ -305,7 +305,7 @@ class GPT(nn.Module):
         if config.tied:
             self.head.weight = self.token_embedding.weight
         if config.positions == "rope":
-            # Not part of the state: both follow from the configuration alone.
+            # Not part of the state: both are derived from the configuration.
             shape = (config.sequence_length, config.head_dim)
             self.register_buffer("rope_cosines", torch.empty(shape), persistent=False)
             self.register_buffer("rope_sines", torch.empty(shape), persistent=False)
@@ -313,7 +313,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw all weights anew from torch's global random stream and fill the rotation tables."""
+        """Draws all weights from torch's global random stream and fills the rotation tables."""
         residual_std = 0.02 / (2 * self.config.num_layers) ** 0.5
         for name, module in self.named_modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
@@ -346,18 +346,18 @@ class GPT(nn.Module):
         document_ids: Tensor | None = None,
         finish: Callable[[Tensor, nn.Module], Any] | None = None,
     ) -> Any:
-        """Scores of the next token at every place.
+        """Next-token logits at every position.
 
         Args:
             input_ids: integer [B, S], S at most `sequence_length`.
-            position_ids: [B, S]; without them places count from 0.
-            document_ids: [B, S]; with them a place looks only at its own document. Pads at the end
-                need no mask: nothing before them looks at them.
-            finish: makes the result from the last hidden states [B, S, D] and the output layer;
-                without it the result is the scores.
+            position_ids: [B, S]; default: positions from 0.
+            document_ids: [B, S]; if given, attention stays within a document. Padding at the end
+                needs no mask: no earlier position attends to it.
+            finish: computes the result from the last hidden states [B, S, D] and the output layer;
+                default: the logits.
 
         Returns:
-            [B, S, V], or what `finish` has made.
+            [B, S, V], or the result of `finish`.
 
         Raises:
             ModelError: a shape is wrong.
@@ -401,7 +401,7 @@ class GPT(nn.Module):
                 f"input_ids have shape {list(input_ids.shape)}",
                 where="GPT.forward",
                 rule=f"[batch, sequence], sequence from 1 to {self.config.sequence_length}",
-                remedy="cut the sequences, or build the model with a longer sequence_length",
+                remedy="shorten the sequences, or build the model with a longer sequence_length",
             )
         for name, ids in (("position_ids", position_ids), ("document_ids", document_ids)):
             if ids is not None and ids.shape != input_ids.shape:
@@ -421,14 +421,14 @@ class GPT(nn.Module):
         top_k: int | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Continue sequences by sampling, in evaluation mode; modes are as before afterwards.
+        """Continues sequences by sampling, in evaluation mode; modes are restored afterwards.
 
         Args:
-            input_ids: [B, S], S at least 1; the last `sequence_length` tokens are looked at.
-            num_new_tokens: tokens to add to each sequence.
-            temperature: divides the scores; 0 takes the most likely token.
+            input_ids: [B, S], S at least 1; the last `sequence_length` tokens are used.
+            num_new_tokens: number of tokens to add to each sequence.
+            temperature: divides the logits; 0 takes the most likely token.
             top_k: sample among the k most likely tokens; None for all.
-            generator: random stream on the device of the model; None for torch's global one.
+            generator: random generator on the model's device; None for torch's global one.
 
         Returns:
             [B, S + num_new_tokens].
@@ -455,7 +455,7 @@ class GPT(nn.Module):
 def _sample(
     scores: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None
 ) -> Tensor:
-    """One token [B, 1] from scores [B, V]."""
+    """One token [B, 1] from logits [B, V]."""
     if temperature == 0:
         return scores.argmax(dim=-1, keepdim=True)
     candidates = scores / temperature
@@ -468,7 +468,7 @@ def _sample(
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while; every submodule gets its own mode back."""
+    """Context manager: evaluation mode; every submodule gets its own mode back."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""Initial weights by published formulas. Draws from torch's global stream, never from its own."""
+"""Weight initialization by published formulas, from torch's global random stream."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Initialization = Literal["he", "xavier"]
 
 
 def initialize(weight: Tensor, rule: Initialization) -> None:
-    """Fill `weight` [out, in] or [out, in, kernel...] in place.
+    """Fills `weight` [out, in] or [out, in, kernel...] in place.
 
     `he`: normal with variance `2 / fan_in`, which keeps the variance through ReLU-like activations
     (He et al. 2015). `xavier`: normal with variance `2 / (fan_in + fan_out)`, for tanh-like ones

@@ -1,4 +1,4 @@
-"""A multilayer perceptron for flat inputs. It returns scores and knows no loss."""
+"""A multi-layer perceptron for flat inputs. Returns logits; knows no loss."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class MLPConfig:
     """Shape and style of a perceptron.
 
     Args:
-        in_features: features of a sample, counted over all its dims.
+        in_features: features per sample, over all its dims.
         hidden: width of each hidden layer; empty for a linear model.
-        out_features: scores of a sample.
+        out_features: outputs per sample.
         activation: `relu`, `gelu`, `silu`, `tanh` or `sigmoid`.
         norm: of each hidden layer, before its activation.
-        residual: a hidden layer as wide as its input adds its input to its output.
+        residual: hidden layers of equal input and output width add their input to their output.
         dropout: probability, after each hidden layer.
         initialization: `he` for ReLU-like activations, `xavier` for tanh-like; the output layer is
             always `xavier`, biases are 0.
@@ -43,7 +43,7 @@ class MLPConfig:
         sizes = (self.in_features, *self.hidden, self.out_features)
         if min(sizes) < 1 or not 0.0 <= self.dropout < 1.0:
             raise ModelError(
-                f"no perceptron has widths {list(sizes)} and dropout {self.dropout}",
+                f"a perceptron cannot have widths {list(sizes)} and dropout {self.dropout}",
                 where="MLPConfig",
                 rule="every width is positive, dropout is in [0, 1)",
                 remedy="change the widths or the dropout",
@@ -51,7 +51,7 @@ class MLPConfig:
 
 
 class HiddenLayer(nn.Module):
-    """Linear, norm, activation, dropout; plus the input where `residual` says so."""
+    """Linear, norm, activation, dropout; plus the input if `residual`."""
 
     def __init__(self, config: MLPConfig, in_features: int, out_features: int) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class HiddenLayer(nn.Module):
 
 
 class MLP(nn.Module):
-    """Flat features to scores."""
+    """A perceptron: flat features to logits or values."""
 
     def __init__(self, config: MLPConfig) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class MLP(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw all weights anew from torch's global random stream."""
+        """Draws all weights from torch's global random stream."""
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear):
                 rule = "xavier" if name == "head" else self.config.initialization
@@ -95,22 +95,22 @@ class MLP(nn.Module):
                 module.reset_parameters()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Scores of a batch.
+        """Outputs of a batch.
 
         Args:
-            inputs: [B, ...] with `in_features` features a sample; further dims are flattened.
+            inputs: [B, ...] with `in_features` features per sample; further dims are flattened.
 
         Returns:
             [B, out_features].
 
         Raises:
-            ModelError: a sample has another number of features.
+            ModelError: the number of features is wrong.
         """
         if inputs.dim() < 2 or inputs.shape[1:].numel() != self.config.in_features:
             raise ModelError(
                 f"inputs have shape {list(inputs.shape)}",
                 where="MLP.forward",
-                rule=f"[batch, ...] with {self.config.in_features} features a sample",
+                rule=f"[batch, ...] with {self.config.in_features} features per sample",
                 remedy="correct the data, or in_features",
             )
         hidden = inputs.flatten(1)

@@ -1,8 +1,8 @@
-"""A feed-forward of experts, of which a router picks a few for each token.
+"""Mixture-of-experts feed-forward layers, with a router that picks a few experts per token.
 
-Tokens are sorted by expert and multiplied in one grouped product. What a loss needs of the routing
-is left with the layer for whoever listens; no loss, rank or device is known here, and no statistic
-changes in a forward.
+Tokens are sorted by expert and multiplied in one grouped product. Routing statistics for a loss are
+left with the layer while `heard` is active; the layer knows no loss, rank or device, and changes no
+statistic in the forward.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from surefoot.core.errors import ModelError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoEConfig:
-    """Experts of a feed-forward, and how tokens are spread over them.
+    """Experts of a feed-forward layer, and how tokens are routed to them.
 
     Args:
-        num_experts: E, among which the router picks.
-        experts_per_token: k of them compute each token.
-        shared_experts: further ones that compute every token (DeepSeekMoE, Dai et al. 2024): one
-            feed-forward of so many times the width.
-        every: each n-th layer is routed, the n-th first; the others are dense.
+        num_experts: E, from which the router picks.
+        experts_per_token: k, the number of experts that process each token.
+        shared_experts: further experts that process every token (DeepSeekMoE, Dai et al. 2024): one
+            feed-forward layer of that multiple of the width.
+        every: every n-th layer is routed, starting with the n-th; the others are dense.
         expert_dim: width of one expert; `as-dense` for that of the dense layers.
-        capacity_factor: a micro-batch of T tokens on one rank gives an expert at most
-            `ceil(capacity_factor * T * k / E)` of them; later ones are dropped and pass by (Switch,
-            Fedus et al. 2022). `dropless` drops none (MegaBlocks, Gale et al. 2023).
+        capacity_factor: of the T tokens of a micro-batch on one rank, an expert takes at most
+            `ceil(capacity_factor * T * k / E)`; later ones are dropped and bypass the layer
+            (Switch, Fedus et al. 2022). `dropless` drops none (MegaBlocks, Gale et al. 2023).
         scores: `softmax` over all experts, or `sigmoid` of each (DeepSeek-V3, 2024).
-        gates: scores of the k chosen ones, divided by their sum (`normalized`) or `as-scored`.
-        balance: what keeps the load even: a `loss` (Switch), a `bias` that is added to the scores
-            where experts are chosen and moves after each update (Wang et al. 2024; DeepSeek-V3), or
+        gates: weights of the k experts: scores divided by their sum (`normalized`) or `as-scored`.
+        balance: what balances the load: a `loss` (Switch), a `bias` added to the scores for the
+            choice of experts, which moves after each update (Wang et al. 2024; DeepSeek-V3), or
             `none`.
         balance_weight: factor of the balance loss (Switch: 0.01).
-        bias_rate: how far a bias moves in an update (DeepSeek-V3: 0.001).
+        bias_rate: step of a bias per update (DeepSeek-V3: 0.001).
         z_weight: factor of the router's z loss (ST-MoE, Zoph et al. 2022: 0.001); 0 for none.
     """
 
@@ -78,8 +78,8 @@ class MoEConfig:
             )
         if self.experts_per_token == 1 and self.gates == "normalized":
             broken.append(
-                "the normalized gate of one expert is always 1, and the router would learn nothing "
-                "from the loss: use gates = as-scored"
+                "the normalized gate of a single expert is always 1, so the router would get no "
+                "gradient from the loss: use gates = as-scored"
             )
         if self.capacity_factor != "dropless" and not 0 < self.capacity_factor < math.inf:
             broken.append(f"capacity_factor = {self.capacity_factor} is not above 0")
@@ -87,7 +87,7 @@ class MoEConfig:
             raise ModelError(
                 "these experts cannot be built: " + "; ".join(broken),
                 where="MoEConfig",
-                rule="at least 2 experts, of which 1 to all compute a token; no negative factor",
+                rule="at least 2 experts, of which 1 to all process a token; no negative factor",
                 remedy="change the named sizes",
             )
 
@@ -101,34 +101,34 @@ class MoEConfig:
 
 
 class Routing(NamedTuple):
-    """What one forward shows of a layer's routing: sums over its T tokens."""
+    """Routing statistics of one forward of a layer: sums over its T tokens."""
 
     counts: Tensor
-    """Integer [E]: how often each expert was chosen, before any is dropped; adds up to T * k."""
+    """Integer [E]: how often each expert was chosen, before dropping; sums to T * k."""
     probability_sums: Tensor
-    """[E], with gradients: each expert's share of a token's scores, over the tokens."""
+    """[E], with gradients: each expert's share of the scores, summed over tokens."""
     z_sum: Tensor
     """0-dim, with gradients; see `router_z_sum`."""
     num_dropped: Tensor
-    """0-dim integer: choices beyond the capacity."""
+    """0-dim integer: number of choices beyond the capacity."""
 
 
 def balance_sum(probability_sums: Tensor, fractions: Tensor) -> Tensor:
     """The balance loss (Fedus et al. 2022, eq. 4), summed over tokens instead of averaged.
 
-    `E * sum over i of f_i * P_i`: f_i is the fraction of choices that fell on expert i, P_i the
-    mean of its probability. Divided by the number of tokens, an even load gives 1. Gradients flow
-    through P alone.
+    `E * sum over i of f_i * P_i`: f_i is the fraction of choices of expert i, P_i the mean of its
+    probability. Divided by the number of tokens, an even load gives 1. Gradients flow through P
+    only.
 
     Args:
         probability_sums: [E] or [layers, E], of some tokens.
-        fractions: the same shape, of the same tokens or of all that they are balanced with.
+        fractions: same shape, of the same tokens or of all that they are balanced with.
     """
     return probability_sums.shape[-1] * (fractions.detach() * probability_sums).sum()
 
 
 def load_fractions(counts: Tensor) -> Tensor:
-    """f_i of [..., E] counts; 0 where nothing was counted."""
+    """f_i from counts [..., E]; 0 where nothing was counted."""
     total = counts.sum(dim=-1, keepdim=True).clamp(min=1)
     return counts / total
 
@@ -143,7 +143,7 @@ def router_z_sum(logits: Tensor) -> Tensor:
 
 
 def bias_change(counts: Tensor, rate: float) -> Tensor:
-    """How far the biases of experts move (Wang et al. 2024): `rate * sign(mean load - load)`.
+    """Step of the expert biases (Wang et al. 2024): `rate * sign(mean load - load)`.
 
     Args:
         counts: [..., E] of an update.
@@ -153,15 +153,15 @@ def bias_change(counts: Tensor, rate: float) -> Tensor:
 
 
 def grouped_product(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
-    """Each row times the matrix of its expert.
+    """Multiplies each row by the matrix of its expert.
 
-    In bf16 on a GPU that is torch's grouped product, which reads no number back; elsewhere one
-    product an expert, for which the counts go to the host.
+    In bf16 on a GPU with torch's grouped kernel, without a device sync; otherwise one product per
+    expert, for which the counts are copied to the host.
 
     Args:
         rows: [N, D], sorted by expert.
         weights: [E, D, H].
-        counts: integer [E], rows of each expert.
+        counts: integer [E], number of rows of each expert.
 
     Returns:
         [N, H].
@@ -172,16 +172,16 @@ def grouped_product(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
     return looped_product(rows, weights, counts)
 
 
-# Sizes that the host must know differ each time: a compiler would begin anew each time.
-@torch._disable_dynamo  # As torch.compiler.disable, which loads the compiler at once.
+# Sizes that the host must know change each time: a compiler would recompile each time.
+@torch._disable_dynamo  # Like torch.compiler.disable, which imports the compiler.
 def looped_product(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
-    """`grouped_product` by one product an expert."""
+    """`grouped_product` as one product per expert."""
     parts = zip(rows.split(counts.tolist()), weights.unbind(), strict=True)
     return torch.cat([part @ weight for part, weight in parts])
 
 
 def grouped_kernel(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
-    """`grouped_product` by torch's kernel."""
+    """`grouped_product` with torch's kernel."""
     product: Any = F.grouped_mm
     ends: Tensor = counts.cumsum(0).to(torch.int32)
     result: Tensor = product(rows, weights, offs=ends)
@@ -194,14 +194,14 @@ def _product_dtype(rows: Tensor) -> torch.dtype:
 
 
 def _fits_kernel(weights: Tensor) -> bool:
-    # Each row begins at a multiple of 16 bytes.
+    # Rows must be aligned to 16 bytes.
     return hasattr(F, "grouped_mm") and all(size % 8 == 0 for size in weights.shape[1:])
 
 
 class Experts(nn.Module):
-    """E feed-forwards as one: `W2 gelu(W1 x)`, or gated `W2 (silu(W1 x) * W3 x)`. No biases.
+    """E feed-forward layers as one: `W2 gelu(W1 x)`, or gated `W2 (silu(W1 x) * W3 x)`. No biases.
 
-    Weights are [E, in, out]. Spread over ranks, each holds those of some experts.
+    Weights are [E, in, out]. With expert parallelism a rank holds those of some experts.
     """
 
     def __init__(self, num_experts: int, dim: int, expert_dim: int, *, gated: bool) -> None:
@@ -214,14 +214,14 @@ class Experts(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, std: float, output_std: float) -> None:
-        """Draws all weights anew from torch's global random stream."""
+        """Draws all weights from torch's global random stream."""
         nn.init.normal_(self.input, std=std)
         if self.gated:
             nn.init.normal_(self.gate, std=std)
         nn.init.normal_(self.output, std=output_std)
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """[N, D] to [N, D]; rows are sorted by expert, `counts` [E] of each of those held here."""
+        """[N, D] to [N, D]; rows are sorted by expert, `counts` [E] of the experts held here."""
         hidden = grouped_product(rows, _held(self.input), counts)
         if self.gated:
             hidden = F.silu(grouped_product(rows, _held(self.gate), counts)) * hidden
@@ -231,33 +231,33 @@ class Experts(nn.Module):
 
 
 def _held(weight: Tensor) -> Tensor:
-    """The part of a weight on this rank, with its gradient."""
+    """The local shard of a weight, differentiable."""
     local: Tensor = weight.to_local() if hasattr(weight, "to_local") else weight
     return local
 
 
 Exchange = Callable[[Tensor, Tensor, Experts], Tensor]
-"""(rows [N, D] sorted by expert, counts [E], experts) -> [N, D]: wherever the experts are."""
+"""(rows [N, D] sorted by expert, counts [E], experts) -> [N, D], wherever the experts are."""
 
 
 def stay(rows: Tensor, counts: Tensor, experts: Experts) -> Tensor:
-    """All experts are here."""
+    """The exchange if all experts are local."""
     result: Tensor = experts(rows, counts)
     return result
 
 
 class RoutedFeedForward(nn.Module):
-    """Each token goes through the experts that its router chooses, and through the shared ones.
+    """Feed-forward layer of the experts chosen by a router, plus shared ones.
 
     `y = shared(x) + sum over the chosen experts i of gate_i(x) * expert_i(x)`. The router computes
-    in float32 at least, also under autocast (Fedus et al. 2022, selective precision).
+    in at least float32, also under autocast (Fedus et al. 2022, selective precision).
 
     Args:
         config: of the experts.
         dim: D, width of a token.
         expert_dim: width of one expert.
         gated: SwiGLU instead of GELU.
-        shared: a feed-forward of all tokens; None for none.
+        shared: a feed-forward layer for all tokens; None for none.
     """
 
     expert_bias: Tensor
@@ -275,14 +275,14 @@ class RoutedFeedForward(nn.Module):
             self.register_buffer("expert_bias", torch.zeros(config.num_experts))
         self.exchange: Exchange = stay
         self.takes_statistics = True
-        """False while what is routed counts for nothing."""
+        """False while routing is not to be counted."""
         self.is_heard = False
         self.routing: Routing | None = None
-        """Of the latest forward, while it is heard."""
+        """Statistics of the latest forward, while `heard` is active."""
 
     @property
     def depends_on_split(self) -> str:
-        """What of its output depends on how a batch is split; empty for nothing."""
+        """In what way its output depends on how a batch is split; empty if not at all."""
         factor = self.config.capacity_factor
         if factor == "dropless":
             return ""
@@ -293,7 +293,7 @@ class RoutedFeedForward(nn.Module):
         tokens = hidden.reshape(-1, hidden.shape[-1])
         num_chosen = self.config.experts_per_token
         gates, chosen, shares, logits = self._choose(tokens)
-        # One place for each choice, token after token; sorted, they stand expert after expert.
+        # One row per choice, in token order; sorted, they are in expert order.
         by_place = chosen.reshape(-1)
         experts, places = by_place.sort(stable=True)
         bounds = torch.arange(self.config.num_experts, device=experts.device)
@@ -306,13 +306,13 @@ class RoutedFeedForward(nn.Module):
             rank_in_expert = rank_in_expert - (ends - counts)[experts]
             kept = places[rank_in_expert < capacity]
             sent = counts.clamp(max=capacity)
-        # In the precision of the products, in which they may travel.
+        # In the dtype of the products, in which they may be sent.
         rows = tokens.to(_product_dtype(tokens)).index_select(0, kept // num_chosen)
         returned = self.exchange(rows, sent, self.experts)
         wide = returned.to(gates.dtype)
         spread = wide.new_zeros(len(places), wide.shape[-1]).index_copy(0, kept, wide)
         mixed = (spread.view(len(tokens), num_chosen, -1) * gates.unsqueeze(-1)).sum(dim=1)
-        # Computed whether or not anybody listens: a recomputed forward must not differ.
+        # Computed whether or not it is used: a recomputed forward must not differ.
         routing = Routing(
             counts, shares.sum(dim=0), router_z_sum(logits), counts.sum() - sent.sum()
         )
@@ -345,16 +345,16 @@ class RoutedFeedForward(nn.Module):
 
 
 def routed_layers(model: nn.Module) -> dict[str, RoutedFeedForward]:
-    """The routed layers of a model, by name, in its order."""
+    """The routed layers of a model by name, in model order."""
     return {n: m for n, m in model.named_modules() if isinstance(m, RoutedFeedForward)}
 
 
 @contextmanager
 def heard(layers: Sequence[RoutedFeedForward]) -> Iterator[list[Routing]]:
-    """Inside, each forward leaves its routing; the list is filled on the way out, layer by layer.
+    """Context manager that collects the routing of each layer; the list is filled on exit.
 
     Raises:
-        ModelError: a layer took no part.
+        ModelError: a layer was not used.
     """
     routings: list[Routing] = []
     for layer in layers:
@@ -368,14 +368,14 @@ def heard(layers: Sequence[RoutedFeedForward]) -> Iterator[list[Routing]]:
             layer.is_heard, layer.routing = False, None
     if len(routings) != len(layers):
         raise ModelError(
-            f"{len(layers) - len(routings)} routed layers took no part in the forward",
+            f"{len(layers) - len(routings)} routed layers were not used in the forward",
             rule="the loss balances every routed layer of the model",
-            remedy="use all layers, or leave the idle ones out of the model",
+            remedy="use all layers, or remove the unused ones from the model",
         )
 
 
 def idle_elements(model: nn.Module) -> int:
-    """Elements of expert weights that a token does not meet: (1 - k / E) of them."""
+    """Number of expert weights that a token does not use: (1 - k / E) of them."""
     idle = 0
     for layer in routed_layers(model).values():
         elements = sum(weight.numel() for weight in layer.experts.parameters())

@@ -1,7 +1,7 @@
-"""A residual network for images, from 8 x 8 digits to photographs by configuration.
+"""A residual network for images, from 8 x 8 digits to photographs.
 
-It returns scores and knows no loss. Its BatchNorm makes a gradient depend on the split into
-micro-batches: the one thing in it that is not exact under accumulation.
+Returns logits; knows no loss. BatchNorm makes gradients depend on the split into micro-batches: the
+only part that is not exact under accumulation.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from surefoot.models.activations import ActivationName, activation
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResNetConfig:
-    """Shape of a residual network. The defaults suit small pictures; `resnet50` large ones.
+    """Shape of a residual network. The defaults suit small images; `resnet50` large ones.
 
     Args:
-        in_channels: colours of a picture.
-        num_classes: scores of a picture.
+        in_channels: channels of an image.
+        num_classes: number of classes.
         stem: `small`: one 3 x 3 convolution; `large`: 7 x 7 of stride 2, then max-pooling, as in
             He et al. 2015.
         block: `basic`: two 3 x 3 convolutions; `bottleneck`: 1 x 1, 3 x 3 (which carries the
             stride), 1 x 1 to four times the width.
         widths: channels of each stage; every stage after the first halves height and width.
-        blocks_per_stage: blocks of each stage; one number is for all of them.
+        blocks_per_stage: number of blocks of each stage; a single number applies to all.
         activation: after each norm.
         dropout: probability, before the last layer.
     """
@@ -51,7 +51,7 @@ class ResNetConfig:
             or not 0.0 <= self.dropout < 1.0
         ):
             raise ModelError(
-                f"no residual network has in_channels={self.in_channels}, "
+                f"a residual network cannot have in_channels={self.in_channels}, "
                 f"num_classes={self.num_classes}, widths={list(self.widths)}, "
                 f"blocks_per_stage={list(self.depths)}, dropout={self.dropout}",
                 where="ResNetConfig",
@@ -61,14 +61,14 @@ class ResNetConfig:
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """Blocks of each stage."""
+        """Number of blocks of each stage."""
         if isinstance(self.blocks_per_stage, int):
             return (self.blocks_per_stage,) * len(self.widths)
         return self.blocks_per_stage
 
     @classmethod
     def resnet50(cls, *, in_channels: int = 3, num_classes: int = 1000) -> ResNetConfig:
-        """ResNet-50 in the form with the stride in the 3 x 3 convolution ("v1.5")."""
+        """ResNet-50 with the stride in the 3 x 3 convolution ("v1.5")."""
         return cls(
             in_channels=in_channels,
             num_classes=num_classes,
@@ -80,12 +80,12 @@ class ResNetConfig:
 
 
 def _convolution(in_channels: int, out_channels: int, size: int, stride: int = 1) -> nn.Conv2d:
-    # No bias: the norm behind it has one.
+    # No bias: the following norm has one.
     return nn.Conv2d(in_channels, out_channels, size, stride=stride, padding=size // 2, bias=False)
 
 
 class ResidualBlock(nn.Module):
-    """`activation(x + convolutions(x))`; a 1 x 1 convolution fits x where shapes differ."""
+    """`activation(x + convolutions(x))`; a 1 x 1 convolution adapts x where shapes differ."""
 
     def __init__(self, config: ResNetConfig, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class ResidualBlock(nn.Module):
 
     @property
     def last_norm(self) -> nn.BatchNorm2d:
-        """The norm that ends the branch."""
+        """The last norm of the branch."""
         norm = self.branch[-1]
         assert isinstance(norm, nn.BatchNorm2d)
         return norm
@@ -126,10 +126,10 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Pictures to scores.
+    """Images to logits.
 
-    Weights start by He's rule (fan-out), the last norm of each branch at 0, so that every block
-    begins as the identity (Goyal et al. 2017), the last layer normal with deviation 0.01.
+    Initialized by He's rule (fan-out), the last norm of each branch at 0, so that every block
+    starts as the identity (Goyal et al. 2017), the last layer normal with standard deviation 0.01.
     """
 
     def __init__(self, config: ResNetConfig) -> None:
@@ -156,7 +156,7 @@ class ResNet(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw all weights anew from torch's global random stream."""
+        """Draws all weights from torch's global random stream."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -169,7 +169,7 @@ class ResNet(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """Scores of a batch of pictures.
+        """Logits of a batch of images.
 
         Args:
             pixel_values: [B, in_channels, H, W].

@@ -36,7 +36,7 @@ OF_TOGETHER = (
 SumOverRanks = Callable[[Tensor], Tensor]
 
 
-class RouterLoads:
+class ModelRouterLoads:
     """How often each expert was chosen in a window, and the biases that follow.
 
     Args:
@@ -108,7 +108,7 @@ class RouterLoads:
         return self._of_all[:-1]
 
 
-class Routers:
+class ModelRouters:
     """All routers of a model.
 
     Args:
@@ -119,7 +119,7 @@ class Routers:
     def __init__(self, layers: Sequence[RoutedFeedForward], sum_over_ranks: SumOverRanks) -> None:
         self._layers = layers
         self._sum_over_ranks = sum_over_ranks
-        self.loads = RouterLoads(layers, sum_over_ranks)
+        self.loads = ModelRouterLoads(layers, sum_over_ranks)
         balances = any(layer.config.has_balance_loss for layer in layers)
         self._drops = any(layer.depends_on_split for layer in layers)
         has_z = any(layer.config.z_weight > 0 for layer in layers)
@@ -170,7 +170,7 @@ def _added(terms: Iterator[Tensor]) -> Tensor:
     return torch.stack(list(terms)).sum()
 
 
-def routers_of(model: nn.Module, sum_over_ranks: SumOverRanks) -> Routers | None:
+def routers_of(model: nn.Module, sum_over_ranks: SumOverRanks) -> ModelRouters | None:
     """The routers of a model, or None where it has none."""
     layers = list(routed_layers(model).values())
-    return Routers(layers, sum_over_ranks) if layers else None
+    return ModelRouters(layers, sum_over_ranks) if layers else None

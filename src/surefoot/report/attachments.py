@@ -1,4 +1,4 @@
-"""The lower part of a run's page: configuration, environment, history, how to go on, files."""
+"""The lower part of a run's page: configuration, environment, history, resuming, files."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MOST_DIFF_CHARACTERS = 60_000
 
 
 def config_section(run: RunData, baseline: RunData | None) -> PageSection:
-    """Each value with where it came from, and what differs from a baseline."""
+    """Each value with its origin, and the differences from a baseline."""
     if not run.config:
         return PageSection(
-            "config", "Configuration", '<p class="soft">It was cut off before it wrote one.</p>'
+            "config", "Configuration", '<p class="soft">The run ended before it wrote one.</p>'
         )
     rows = [(path, value, run.origins.get(path, "")) for path, value in _flat(run.config)]
     chosen = [row for row in rows if row[2] != "default"]
@@ -39,7 +39,7 @@ def config_section(run: RunData, baseline: RunData | None) -> PageSection:
 
 
 def difference_table(changes: list[Difference]) -> str:
-    """What differs between two configurations."""
+    """The differences between two configurations."""
     if not changes:
         return '<p class="soft">None.</p>'
     rows = [(change.path, _value(change.before), _value(change.after)) for change in changes]
@@ -89,7 +89,7 @@ def environment_section(run: RunData) -> PageSection:
     ]
     body = table((), [row for row in rows if row[1]], kinds="k")
     body += details(
-        "Switches of torch, environment variables, all packages",
+        "Torch switches, environment variables, all packages",
         "".join(
             table((), [(k, tag("code", v)) for k, v in _of(record, name).items()], kinds="path")
             for name in ("torch", "environment", "packages")
@@ -101,14 +101,18 @@ def environment_section(run: RunData) -> PageSection:
 def _uncommitted(run: RunData) -> Iterator[str]:
     for path in run.artifacts("uncommitted*.diff"):
         text = path.read_text("utf-8", "replace")
-        cut = "" if len(text) <= MOST_DIFF_CHARACTERS else "\n[cut here; the file holds all of it]"
+        cut = (
+            ""
+            if len(text) <= MOST_DIFF_CHARACTERS
+            else "\n[truncated; the full diff is in the file]"
+        )
         shown = tag("pre", text[:MOST_DIFF_CHARACTERS] + cut).text
         yield details(f"Uncommitted changes: {path.name}, {size(len(text))}", shown)
 
 
 def _code(git: Mapping[str, Any]) -> str:
     if not git.get("commit"):
-        return f"no commit is known: {git.get('reason', '')}"
+        return f"commit unknown: {git.get('reason', '')}"
     state = f"{git['diff_bytes']:,} bytes of uncommitted changes" if git.get("dirty") else "clean"
     return f"commit {git['commit']} on {git.get('branch') or 'no branch'}, {state}"
 
@@ -136,30 +140,30 @@ def _of(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def history_section(run: RunData) -> PageSection:
-    """Everything that happened, in order."""
+    """All events, in order."""
     kept = run.events[-MOST_EVENTS:]
     rows = [(e.kind, f"{e.step:,}", moment(e.time), e.message) for e in kept]
     body = table(("event", "update", "when", ""), rows, numbers=(1,)) if rows else ""
     if len(kept) < len(run.events):
         body = f'<p class="note">The last {MOST_EVENTS} of {len(run.events):,} events.</p>' + body
-    return PageSection("events", "Events", body or '<p class="soft">None is recorded.</p>')
+    return PageSection("events", "Events", body or '<p class="soft">No events are recorded.</p>')
 
 
 def resume_section(run: RunData) -> PageSection:
-    """How to go on with the run, and what it has left."""
+    """How to resume the run, and its files."""
     found = (
         list_checkpoints(run.path / "checkpoints") if (run.path / "checkpoints").is_dir() else []
     )
     resumable = run.summary.status in (RunStatus.STOPPED, RunStatus.KILLED, RunStatus.FAILED)
     lines = []
     if resumable and found:
-        lines.append((f"surefoot train --resume {run.path}", f"goes on from {found[-1].name}"))
+        lines.append((f"surefoot train --resume {run.path}", f"resumes from {found[-1].name}"))
     if found:
         lines.append(
-            (f"surefoot checkpoint inspect {run.path}", "what is saved, and whether it is whole")
+            (f"surefoot checkpoint inspect {run.path}", "what it holds, and whether it is complete")
         )
         lines.append((f'surefoot.load("{run.path}").model', "the model, in Python"))
-    lines.append((f"surefoot compare {run.path} OTHER", "what another run did better"))
+    lines.append((f"surefoot compare {run.path} OTHER", "compare with another run"))
     rows = [(tag("code", command), purpose) for command, purpose in lines]
     body = table((), rows)
     if found:
@@ -170,7 +174,7 @@ def resume_section(run: RunData) -> PageSection:
             stack=False,
         )
     else:
-        body += '<p class="soft">There is no checkpoint.</p>'
+        body += '<p class="soft">There are no checkpoints.</p>'
     files = [p for p in sorted(run.path.iterdir()) if p.is_file() and not p.name.startswith(".")]
     files += run.artifacts("*")
     listed = [(str(p.relative_to(run.path)), size(p.stat().st_size)) for p in files if p.is_file()]
@@ -179,7 +183,7 @@ def resume_section(run: RunData) -> PageSection:
     )
     if run.problems:
         body += table(("What could not be read",), [(problem,) for problem in run.problems])
-    return PageSection("resume", "Going on", body)
+    return PageSection("resume", "Resuming", body)
 
 
 def _bytes_in(folder: Path) -> int:

@@ -1,4 +1,4 @@
-"""The page of several runs side by side: verdict, curves laid over each other, what differs."""
+"""The page of several runs: verdict, overlaid curves, differences."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_RUNS = 12
 
 
 def write_comparison(runs: Sequence[RunData], comparison: RunComparison, target: Path) -> Path:
-    """Writes the page of a comparison; returns where it stands."""
+    """Writes the page of a comparison; returns its path."""
     atomic_write(target, comparison_page(runs, comparison))
     return target
 
@@ -66,7 +66,7 @@ def _head(runs: Sequence[RunData], comparison: RunComparison) -> str:
         + tag("h1", "Comparison").text
         + tag("div", tag("p", f"{claim}.", class_="claim"), class_=f"verdict {level}").text
         + '<div style="height:14px"></div>'
-        + table(("", "run", "status", "updates", "seed", "time at work"), rows, numbers=(3, 4, 5))
+        + table(("", "run", "status", "updates", "seed", "run time"), rows, numbers=(3, 4, 5))
     )
 
 
@@ -107,8 +107,8 @@ def _values(comparison: RunComparison) -> str:
     body = table(("metric", *comparison.labels), rows, numbers=range(1, len(comparison.labels) + 1))
     return (
         details("Every value", body, open_=len(comparison.labels) <= 4)
-        + '<p class="note">± is the standard deviation over seeds. Of many metrics one in twenty '
-        "differs by chance alone; the deciding one counts.</p>"
+        + '<p class="note">± is the standard deviation over seeds. Of many metrics, one in '
+        "twenty differs by chance; the deciding one counts.</p>"
     )
 
 
@@ -120,7 +120,7 @@ def _differences(comparison: RunComparison) -> str:
         if rows:
             body += table(("", *comparison.labels), rows, kinds="path")
         else:
-            body += '<p class="soft">No difference is recorded.</p>'
+            body += '<p class="soft">No recorded difference.</p>'
     return body
 
 

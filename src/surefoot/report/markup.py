@@ -1,4 +1,4 @@
-"""Pieces of HTML. Every text is escaped here: what a run recorded is data, never markup."""
+"""Builds HTML. All text is escaped here: what a run recorded is data, never markup."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Markup:
 
 @dataclass(frozen=True, slots=True)
 class PageSection:
-    """One part of a page."""
+    """One section of a page."""
 
     id: str
     title: str
@@ -30,7 +30,7 @@ class PageSection:
 
 
 def escape(value: object) -> str:
-    """Text as HTML; markup as it is."""
+    """Text as HTML; markup unchanged."""
     return value.text if isinstance(value, Markup) else html.escape(str(value))
 
 
@@ -44,7 +44,7 @@ def tag(name: str, *children: object, **attributes: str) -> Markup:
 
 
 def chip(text: str, level: str = "") -> Markup:
-    """A small coloured word: level `good`, `bad`, `warn` or none."""
+    """A small coloured label: level `good`, `bad`, `warn` or none."""
     return tag("span", text, class_=f"chip {level}".strip())
 
 
@@ -59,9 +59,9 @@ def table(
     """A table; on a narrow screen its rows become blocks.
 
     Args:
-        numbers: columns that are set to the right.
+        numbers: right-aligned columns.
         kinds: class of the first column's cells.
-        stack: False keeps it a table, which then scrolls.
+        stack: False keeps a table that scrolls on narrow screens.
     """
     shown = []
     for row in rows:
@@ -81,13 +81,13 @@ def table(
 
 
 def details(summary: str, body: str, *, open_: bool = False) -> str:
-    """A part that is shown on demand."""
+    """A collapsible section."""
     state = " open" if open_ else ""
     return f"<details{state}><summary>{html.escape(summary)}</summary>{body}</details>"
 
 
 def facts(pairs: Iterable[tuple[str, object, object]]) -> str:
-    """Headline numbers: name, value, and a smaller line below."""
+    """Headline figures: name, value, and a smaller line below."""
     shown = []
     for name, value, below in pairs:
         small = f"<small>{escape(below)}</small>" if below else ""
@@ -96,14 +96,14 @@ def facts(pairs: Iterable[tuple[str, object, object]]) -> str:
 
 
 def embedded_json(value: Any, name: str) -> str:
-    """Data for the script of the page; nothing in it can end the element that holds it."""
+    """Data for the script of the page, escaped so that it cannot end its element."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     safe = text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     return f'<script type="application/json" id="{name}">{safe}</script>'
 
 
 def number(value: object) -> str:
-    """A metric for people; a dash where there is none."""
+    """A metric as text; a dash for None."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return "–"
     if isinstance(value, int) or (math.isfinite(value) and value.is_integer() and abs(value) < 1e9):
@@ -112,13 +112,13 @@ def number(value: object) -> str:
 
 
 def size(value: object) -> str:
-    """A count of bytes; a dash where there is none."""
+    """A number of bytes as text; a dash for None."""
     known = isinstance(value, int | float) and math.isfinite(value)
     return format_bytes(float(str(value))) if known else "–"
 
 
 def duration(seconds: float | None) -> str:
-    """A time; seconds with a tenth below ten."""
+    """A duration as text; one decimal below ten seconds."""
     if seconds is None or not math.isfinite(seconds):
         return "–"
     if seconds < 1:

@@ -1,4 +1,4 @@
-"""The upper part of a run's page: verdict, headline numbers, findings, what was trained on what."""
+"""The upper part of a run's page: verdict, headline figures, findings, model, data and task."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ MOST_TRACE_CHARACTERS = 40_000
 
 
 def marks_of(run: RunData, findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """What is marked on the time axis: events, findings, values that are not finite."""
+    """Marks on the time axis: events, findings, non-finite values."""
     marks: list[dict[str, Any]] = [
         {
             "step": event.step,
@@ -75,7 +75,7 @@ def marks_of(run: RunData, findings: Sequence[Finding]) -> list[dict[str, Any]]:
 
 
 def _steps_of(evidence: Mapping[str, object]) -> Iterator[int]:
-    """The updates that a finding points at."""
+    """The updates that a finding refers to."""
     for key, value in evidence.items():
         if key.endswith("step") and isinstance(value, int) and not isinstance(value, bool):
             yield value
@@ -84,7 +84,7 @@ def _steps_of(evidence: Mapping[str, object]) -> Iterator[int]:
 
 
 def head(run: RunData, verdict: ContractVerdict | None) -> str:
-    """Name, status, verdict and headline numbers."""
+    """Name, status, verdict and headline figures."""
     summary = run.summary
     name = str(run.config.get("name") or run.record.get("name") or run.name)
     status = chip(summary.status.value, LEVEL_OF_STATUS[summary.status])
@@ -104,12 +104,12 @@ def _claim(run: RunData, verdict: ContractVerdict | None) -> str:
         return f'<div class="verdict {level}">{claim.text}{clauses(verdict)}{_ending(run)}</div>'
     level = LEVEL_OF_STATUS[run.summary.status]
     claim = tag("p", _outcome(run), class_="claim")
-    note = tag("p", "It has no contract, so there is no verdict on it.", class_="note")
+    note = tag("p", "The run has no contract, so there is no verdict.", class_="note")
     return f'<div class="verdict {level}">{claim.text}{_ending(run)}{note.text}</div>'
 
 
 def clauses(verdict: ContractVerdict) -> str:
-    """One row for each clause of a verdict."""
+    """One row per clause of a verdict."""
     rows = []
     for clause in verdict.clauses:
         found: object = clause.found
@@ -128,13 +128,13 @@ def _outcome(run: RunData) -> str:
         RunStatus.FINISHED: f"Finished{step}.",
         RunStatus.FAILED: f"Failed{step}.",
         RunStatus.STOPPED: f"Stopped{step}; it can be resumed.",
-        RunStatus.KILLED: f"Its process ended without a word{step}; it can be resumed.",
+        RunStatus.KILLED: f"Its process was killed{step}; it can be resumed.",
         RunStatus.RUNNING: f"Still running{step}.",
     }[run.summary.status]
 
 
 def _ending(run: RunData) -> str:
-    """How the last stretch ended, with the traceback of a failure."""
+    """How the last attempt ended, with the traceback of a failure."""
     failure = next((e for e in reversed(run.events) if e.kind == EventKind.FAILURE), None)
     if run.summary.status is not RunStatus.FAILED or failure is None:
         return tag("p", run.summary.note, class_="note").text if run.summary.note else ""
@@ -169,14 +169,14 @@ def _headline(run: RunData) -> Iterator[tuple[str, object, object]]:
     if run.stretches:
         attempts = len(run.stretches)
         resumed = f"in {attempts} attempts" if attempts > 1 else ""
-        yield "Time at work", duration(run.seconds), resumed
+        yield "Run time", duration(run.seconds), resumed
         yield "Device-hours", f"{run.device_hours:.4g}", str(run.extra.get("device", ""))
 
 
 def findings_section(findings: Sequence[Finding], consequences: Sequence[Finding]) -> PageSection:
-    """What the doctor says of the recorded signals."""
+    """Findings of the doctor in the recorded signals."""
     if not findings:
-        body = '<p class="soft">Nothing wrong was found in what was recorded.</p>'
+        body = '<p class="soft">No problem was found in the recorded signals.</p>'
         return PageSection("findings", "Findings", body)
     body = "".join(_finding(finding) for finding in findings)
     if consequences:
@@ -203,7 +203,7 @@ def _finding(finding: Finding) -> str:
 
 
 def subject_section(run: RunData) -> PageSection:
-    """What was trained on what, in sentences and a table."""
+    """Model, data and task, in sentences and a table."""
     extra, data = run.extra, run.record.get("data")
     rows: list[tuple[str, object]] = [
         ("Model", _model(run)),
@@ -292,7 +292,7 @@ def _reasoned(value: object) -> str:
 
 
 def _counted_kinds(modules: Sequence[object]) -> list[str]:
-    """`NAME: KIND, WHY` of each module, as `COUNT x KIND, WHY`."""
+    """Module descriptions `NAME: KIND, REASON` counted as `COUNT x KIND, REASON`."""
     kinds = [str(module).partition(": ")[2] or str(module) for module in modules]
     return [f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)]
 

@@ -1,6 +1,6 @@
-"""A whole page around its sections: one file that needs no network, no service and no library.
+"""Assembles a page from its sections: one file without network, services or libraries.
 
-The policy in its head forbids every request, and every script but its own, by digest.
+The content security policy forbids all requests, and all scripts but its own, by digest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ READOUT = (
 
 
 def asset(name: str) -> str:
-    """A text file that comes with this package."""
+    """A text file of this package."""
     file = importlib.resources.files("surefoot.report") / "assets" / name
     return file.read_text(encoding="utf-8")
 
@@ -33,7 +33,7 @@ def page(
     Args:
         title: of the browser's tab.
         head: what stands above the index.
-        curves: of `series.page_data`, for the section that holds the curves.
+        curves: of `series.page_data`, for the section with the curves.
     """
     script, style = asset("page.js"), asset("page.css")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -54,13 +54,13 @@ def page(
         f"<style>{style}</style></head><body>"
         f'<header class="top">{head}</header><nav class="index" aria-label="Parts of this page">'
         f"<div>{index}</div></nav><main>{body}</main>"
-        f"<footer>Made by Surefoot from the files of the run folder alone.</footer>"
+        f"<footer>Made by Surefoot from the files of the run folder.</footer>"
         f"{data}<script>{script}</script></body></html>\n"
     )
 
 
 def curves_body(data: dict[str, Any]) -> str:
-    """The place where the script draws."""
+    """The element in which the script draws."""
     if not data["charts"]:
         return '<p class="soft">No update has been logged yet.</p>'
     return (

@@ -1,6 +1,6 @@
-"""The page of one run: verdict first, then everything that another engineer needs.
+"""The page of one run: the verdict first, then everything another engineer needs.
 
-It works for runs that are under way, failed or killed: what is there is shown.
+Also for running, failed and killed runs: shows whatever exists.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from surefoot.report.series import page_data
 def write_page(
     run: RunData, *, baseline: str | Path | None = None, out: Path | None = None
 ) -> Path:
-    """Writes the page of a run into its folder, or to `out`; returns where it stands.
+    """Writes the page of a run into its folder, or to `out`; returns its path.
 
     Args:
-        baseline: a run whose configuration this one is compared with; by default the one that its
-            contract names, where that can be read.
+        baseline: the run to compare the configuration with; default: the baseline of the contract,
+            if it can be read.
 
     Raises:
-        RunFolderError: the baseline is no run folder.
+        RunFolderError: the baseline is not a run folder.
     """
     target = run.path / REPORT_NAME if out is None else out
     other = read_run(baseline) if baseline is not None else _contracted_baseline(run)
@@ -62,7 +62,7 @@ def page_of(run: RunData, baseline: RunData | None = None) -> str:
 
 
 def _diagnosis(run: RunData) -> Diagnosis | None:
-    """What the doctor says; None where too little is recorded for an opinion."""
+    """The doctor's findings; None if too little is recorded."""
     try:
         diagnosis = examine(read_recording(run.path))
     except SurefootError:

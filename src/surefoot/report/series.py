@@ -1,7 +1,7 @@
-"""From the rows of runs to the curves of a page: what is drawn, with how many points.
+"""Converts the rows of runs to the curves of a page, with a bounded number of points.
 
-A curve of many rows is cut into buckets that keep their smallest and largest value, so that no
-spike is lost. Non-finite values are gaps here and marks on the time axis.
+Long curves are divided into buckets that keep their smallest and largest value, so that no spike is
+lost. Non-finite values are gaps here and marks on the time axis.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from surefoot.observe.readers.run_data import RunData, StepColumns
 from surefoot.observe.readers.stretches import elapsed_at
 
 MAX_POINTS = 2000
-"""Points of one curve that are written as they are; more are put into buckets."""
+"""Largest number of points of a curve without buckets."""
 BUCKETS = 800
 DIGITS = 5
 AXES = ("step", "tokens", "samples", "time")
@@ -31,11 +31,11 @@ class CurveSpec:
     title: str
     unit: str
     columns: tuple[str, ...]
-    """Columns of the rows of updates, drawn as lines."""
+    """Columns of the step rows, drawn as lines."""
     log: bool = False
-    """Whether a logarithmic axis is offered and taken first."""
+    """Whether a logarithmic axis is offered, as the default."""
     smooth: bool = False
-    """Whether a mean over neighbours is drawn over the values."""
+    """Whether a moving average is drawn over the values."""
     note: str = ""
 
 
@@ -59,8 +59,8 @@ def page_data(
     """Everything that the script of a page draws, as plain JSON values.
 
     Args:
-        labels: name of each run in legends; empty strings where there is one run.
-        marks: of each run, what is marked on the time axis: `step`, `kind` and `text`.
+        labels: name of each run in legends; empty strings for a single run.
+        marks: for each run, the marks on the time axis: `step`, `kind` and `text`.
     """
     budget = max(100, BUCKETS // len(runs))
     grids: list[dict[str, Any]] = []
@@ -89,7 +89,7 @@ def page_data(
 
 
 class _Clock:
-    """Time at work of a run at a moment."""
+    """Run time of a run at a Unix time."""
 
     def __init__(self, run: RunData) -> None:
         self._stretches = run.stretches
@@ -104,7 +104,7 @@ class _Clock:
 
 @dataclass(frozen=True)
 class _Drawing:
-    """What turns columns of one run into series."""
+    """Converts columns of one run to series."""
 
     run: int
     label: str
@@ -135,7 +135,7 @@ class _Drawing:
             )
 
     def _sparse(self, column: str) -> dict[str, Any] | None:
-        """The values of a column that few rows have, on a grid of their own; None for others."""
+        """The values of a sparse column on its own grid; None for other columns."""
         values = self.steps.column(column)
         found = [i for i, value in enumerate(values) if math.isfinite(value)]
         if len(found) * 2 > len(values) or len(found) > MAX_POINTS:
@@ -181,7 +181,7 @@ def _add_loss(
             }
         )
         for metric in dict.fromkeys(name for e in of_set for name in e.metrics):
-            # Losses of training and validation belong into one picture; other metrics by name.
+            # Training and validation losses share a chart; other metrics have one per name.
             curve = loss if metric == "loss" else CurveSpec(f"metric-{metric}", metric, "", ())
             chart = charts.setdefault(curve.id, _chart(curve))
             if metric == "loss":
@@ -200,7 +200,7 @@ def _add_loss(
 
 
 def _places_of(run: RunData) -> Any:
-    """`(step, axis) -> value`: how many tokens or samples had been seen at a step."""
+    """`(step, axis) -> value`: tokens or samples seen at a step."""
     steps = run.steps.column("step")
     at: dict[str, dict[int, float | None]] = {}
     for axis in ("tokens", "samples"):
@@ -210,7 +210,7 @@ def _places_of(run: RunData) -> Any:
 
 
 def _columns_of(curve: CurveSpec, run: RunData) -> dict[str, str]:
-    """Columns of a curve that this run has, each with its name in the legend."""
+    """Columns of a curve that this run has, with their names in the legend."""
     steps = run.steps
     if curve.id == "lr":
         found = [name for name in steps.columns if name.startswith("lr/")]
@@ -235,7 +235,7 @@ def _is_flat(steps: StepColumns, columns: Mapping[str, str]) -> bool:
 
 
 def _buckets(count: int, most_points: int, buckets: int) -> list[range]:
-    """Ranges of rows, one for each point."""
+    """Ranges of rows, one per point."""
     if count <= most_points:
         return [range(i, i + 1) for i in range(count)]
     edges = [round(i * count / buckets) for i in range(buckets + 1)]
@@ -254,7 +254,7 @@ def _step_grid(run: RunData, rows: Sequence[range], clock: _Clock) -> dict[str, 
 
 
 def _values(column: Sequence[float], rows: Sequence[range]) -> dict[str, Any]:
-    """`y`, and `lo` and `hi` where a point stands for several rows."""
+    """`y`, and `lo` and `hi` if a point stands for several rows."""
     if all(len(bucket) == 1 for bucket in rows):
         return {"y": [_finite(column[bucket[0]]) for bucket in rows]}
     y, low, high = [], [], []
@@ -271,7 +271,7 @@ def _finite(value: float) -> float | None:
 
 
 def _short(value: float) -> float:
-    """As many digits as an eye can tell apart."""
+    """Rounds to as many digits as are visible."""
     if value == 0 or not math.isfinite(value):
         return 0.0
     digits = max(DIGITS, math.ceil(math.log10(abs(value))) + 1)
@@ -280,7 +280,7 @@ def _short(value: float) -> float:
 
 
 def _placed(mark: Mapping[str, Any], run: RunData) -> dict[str, Any]:
-    """A mark with its place on each axis, so that the script needs to look up nothing."""
+    """A mark with its position on each axis, for the script."""
     steps = run.steps.column("step")
     step = float(mark["step"])
     index = min(bisect_left(steps, step), run.steps.count - 1)
