@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from surefoot.assembly.compilation import choose_compilation
 from surefoot.assembly.process import join_process
 from surefoot.assembly.task_layout import place_task
 from surefoot.assembly.update_parts import make_trainable, make_update
@@ -29,6 +30,7 @@ from surefoot.engine.window import gather_window
 from surefoot.numerics.modes import refuse_evaluation_mode
 from surefoot.observe.events import EventKind
 from surefoot.optim.update import Course
+from surefoot.parallel.compilation import uncompiled
 from surefoot.run.resume_rules import BEGUN_FOR_KEY, Resumption, accept_differences
 from surefoot.state.checkpoint import newest_whole, write_checkpoint
 from surefoot.state.commit import put_back
@@ -90,7 +92,6 @@ class TrainStep:
                 remedy="use guard.spikes=skip or log, or a Trainer",
             )
         self._own_task = as_task(task)
-        self.task = place_task(self._own_task, checked_model(model), self.settings, None)
         process = join_process(self.settings)
         self.device = process.device
         if process.place.mesh is not None:
@@ -101,12 +102,18 @@ class TrainStep:
                 remedy="use surefoot.Trainer, or audit your own loop",
             )
         self._pace = Pace(samples_per_update=1)
+        horizon = updates_in(self.settings.train.horizon, self._pace)
+        place, device = process.place, process.device
+        self._compilation = choose_compilation(
+            checked_model(model), self.settings, device, place, self._pace, horizon
+        )
+        self.settings = self._compilation.settle(self.settings)
+        self.task = place_task(self._own_task, model, self.settings, None)
         schedule = make_schedule(self.settings, self._pace)
         self._trainable = make_trainable(model, self.task, self.settings, schedule, process)
         self._update = make_update(self._trainable, self.settings, tuple(observers))
         self._log = self._update.parts.log
         self.model = model
-        horizon = updates_in(self.settings.train.horizon, self._pace)
         self._begun_for = horizon if isinstance(horizon, int) else None
         self._is_loss_checked = False
 
@@ -139,7 +146,8 @@ class TrainStep:
             self._is_loss_checked = True
             if isinstance(self._own_task, FunctionTask):
                 few = FewSamples.cut_from(batches[0])
-                coupling = few and check_sums(self.model, self._own_task, few, self.device)
+                with uncompiled(self._compilation.extent):
+                    coupling = few and check_sums(self.model, self._own_task, few, self.device)
                 if coupling:
                     event = Event(EventKind.NOTE, self.num_updates, coupling, {}, time.time())
                     self._log.tell(event)

@@ -390,3 +390,35 @@ def test_both_kinds_of_names_are_needed(missing: str) -> None:
     del group[missing]
     with pytest.raises(ModelError, match="has no parameter_names"):
         UpdateOptimizer(torch.optim.SGD([group], lr=0.1), skipping=False)
+
+
+@pytest.mark.parametrize("fused", ["on", "off"])
+@pytest.mark.parametrize("name", ["momentum", "adam", "adamw"])
+def test_loaded_moments_lie_in_memory_as_their_weights(name: str, fused: str) -> None:
+    """A fused kernel pairs what lies at the same place, whatever the strides say."""
+
+    def made() -> UpdateOptimizer:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 4, 3)).to(memory_format=torch.channels_last)
+        return built(SECTIONS[name], model, fused=fused)
+
+    def update(optimizer: UpdateOptimizer, seed: int) -> None:
+        give_gradients(optimizer, seed=seed)
+        weight = optimizer.parameters[0]
+        weight.grad = weight.grad.to(memory_format=torch.channels_last)
+        optimizer.step(TRUE.clone)
+
+    whole, resumed = made(), made()
+    update(whole, 0)
+    state = copy.deepcopy(whole.state_by_name())
+    for values in state["parameters"].values():
+        # As they come out of a file.
+        values |= {k: v.contiguous() for k, v in values.items() if isinstance(v, Tensor)}
+    for mine, other in zip(resumed.parameters, whole.parameters, strict=True):
+        with torch.no_grad():
+            mine.copy_(other)
+    resumed.load_state_by_name(state)
+    update(whole, 1)
+    update(resumed, 1)
+    for mine, other in zip(resumed.parameters, whole.parameters, strict=True):
+        assert torch.equal(mine, other)

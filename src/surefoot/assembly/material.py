@@ -256,9 +256,7 @@ def build_task(recipe: Recipe, sizes: Mapping[str, Any], text: TextData | None =
     match section.kind:
         case "generation":
             table = None if text is None else text.bytes_per_token
-            return GenerationTask(
-                _size(sizes, "vocabulary_size"), table, compile_loss=recipe.train.compile != "off"
-            )
+            return GenerationTask(_size(sizes, "vocabulary_size"), table)
         case "classification":
             return ClassificationTask(
                 _size(sizes, "num_classes", "out_features"), label_smoothing=section.label_smoothing

@@ -16,6 +16,12 @@ import torch
 from torch import nn
 
 from surefoot.assembly.cadences import Cadences, make_cadences
+from surefoot.assembly.compilation import (
+    BEFORE_THERE_WAS_A_CHOICE,
+    Compilation,
+    choose_compilation,
+    keep_compilation,
+)
 from surefoot.assembly.deciding import deciding_metric
 from surefoot.assembly.loading import (
     make_eval_loader,
@@ -50,6 +56,7 @@ from surefoot.engine.window import Window, over_ranks, windows
 from surefoot.numerics.determinism import preserved_rng
 from surefoot.optim.ema import NoAverage
 from surefoot.parallel.collectives import HostSums
+from surefoot.parallel.compilation import uncompiled
 from surefoot.parallel.digests import digest_of_weights
 from surefoot.parallel.layout import Place
 from surefoot.parallel.lookout import asked_elsewhere
@@ -96,6 +103,8 @@ class Assembly:
     """Of the weights that several ranks begin with; empty for one."""
     coupling: str = ""
     """What is to be said of a loss that couples the samples of a batch; empty for nothing."""
+    compilation: Compilation = BEFORE_THERE_WAS_A_CHOICE
+    """What of the model is compiled; `settings` hold the same in the place of `auto`."""
 
     def open_windows(
         self,
@@ -127,7 +136,10 @@ class Assembly:
         """The metrics of the first batch of each set, as SET/METRIC; tells nobody."""
         found: dict[str, float] = {}
         for name, loader in self.eval_loaders.items():
-            with closing(loader.iterate_once()) as micro_batches:
+            with (
+                closing(loader.iterate_once()) as micro_batches,
+                uncompiled(self.compilation.extent),
+            ):
                 first = evaluate(
                     self.material.model,
                     self.evaluator.task,
@@ -157,6 +169,7 @@ def assemble(
     settings: Settings,
     process: Process,
     begun_for: Callable[[Pace], int | None] = as_in_settings,
+    begun_with: Compilation | None = None,
 ) -> Assembly:
     """Builds every part of a run.
 
@@ -166,21 +179,28 @@ def assemble(
         process: as `prepare_process` has made it ready, before the model was made.
         begun_for: the horizon that the run began with, in updates, by what an update consumes; None
             for that of the settings.
+        begun_with: what was compiled when the run began; None for a run that begins now.
 
     Raises:
         SurefootError: a part cannot be built as asked.
     """
     device, place = process.device, process.place
-    task = place_task(material.task, material.model, settings, place.mesh)
     plan = make_plan(material.train, settings, place, make_order(material.train, settings))
     pace = make_pace(material.train, material.task, plan, material.model, settings)
     horizon = updates_in(settings.train.horizon, pace)
+    if begun_with is None:
+        compilation = choose_compilation(material.model, settings, device, place, pace, horizon)
+    else:
+        compilation = keep_compilation(settings, begun_with)
+    settings = compilation.settle(settings)
+    task = place_task(material.task, material.model, settings, place.mesh)
     begun = begun_for(pace)
     schedule = make_schedule(settings, pace, begun)
     initial_digest = ""
     if place.mesh is None:
         trainable = make_trainable(material.model, task, settings, schedule, process)
-        coupling = check_loss(material, device)
+        with uncompiled(compilation.extent):
+            coupling = check_loss(material, device)
     else:
         # Before the model is spread: the loss of a few samples needs no other rank.
         coupling = check_loss(material, torch.device("cpu"))
@@ -221,6 +241,7 @@ def assemble(
         agreement=make_agreement(trainable.passing.ranks.host_sums, place.ranks),
         initial_digest=initial_digest,
         coupling=coupling,
+        compilation=compilation,
     )
 
 

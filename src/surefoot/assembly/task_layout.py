@@ -6,8 +6,10 @@ The meaning of the loss stays; every way adds up to it. Nothing here touches the
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
+import torch
 from torch import nn
 
 from surefoot.config.sections import Settings
@@ -18,9 +20,11 @@ from surefoot.parallel.context import shard_sequence
 from surefoot.parallel.mesh import ONE_RANK, Mesh
 from surefoot.parallel.vocabulary import VocabularyParallelScores
 from surefoot.tasks.generation import GenerationTask
+from surefoot.tasks.losses import sequence_cross_entropy_sum
 from surefoot.tasks.routed import RouterLoads, RouterTask
-from surefoot.tasks.scoring import ChunkedScores, takes_finish
+from surefoot.tasks.scoring import ChunkedScores, WholeScores, takes_finish
 from surefoot.tasks.task import Task, Weight
+from surefoot.tasks.wrapper import TaskWrapper
 
 
 def place_task(task: Task, model: nn.Module, settings: Settings, mesh: Mesh | None) -> Task:
@@ -63,7 +67,7 @@ def _scored(task: Task, model: nn.Module, settings: Settings, mesh: Mesh | None)
             )
         return generation.scored_by(VocabularyParallelScores(mesh.group("tensor")))
     if not chunked:
-        return task
+        return task if settings.train.compile == "off" else with_compiled_loss(task)
     generation = _next_token(task, "memory.loss", "whole")
     if not takes_finish(model):
         raise _refused_chunks(
@@ -84,6 +88,18 @@ def _scored(task: Task, model: nn.Module, settings: Settings, mesh: Mesh | None)
             "use train.compile=blocks",
         )
     return generation.scored_by(ChunkedScores(settings.memory.loss_chunk))
+
+
+def with_compiled_loss(task: Task) -> Task:
+    """The task, of which a next-token loss is compiled, so that it makes no float32 scores."""
+    if isinstance(task, TaskWrapper):
+        wrapper = copy(task)
+        wrapper.task = with_compiled_loss(task.task)
+        return wrapper
+    if isinstance(task, GenerationTask) and isinstance(task.scoring, WholeScores):
+        compiled = torch.compile(sequence_cross_entropy_sum)
+        return task.scored_by(WholeScores(task.vocabulary_size, compiled))
+    return task
 
 
 def _next_token(task: Task, where: str, off: str) -> GenerationTask:

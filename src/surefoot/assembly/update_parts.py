@@ -96,10 +96,11 @@ def make_layout_request(settings: Settings, precision: Precision) -> LayoutReque
     train = settings.train
     return LayoutRequest(
         settings.parallel,
-        train.compile,
+        "off" if train.compile == "auto" else train.compile,
         precision.compute_dtype,
         settings.memory,
         train.accumulation,
+        train.channels_last == "on",
     )
 
 

@@ -351,7 +351,11 @@ def _placed(key: str, value: Any, parameter: Tensor, group: Mapping[str, Any]) -
         return value
     # torch keeps the step count of non-fused kernels on the host.
     on_host = key == "step" and not (group.get("fused") or group.get("capturable"))
-    return value.to("cpu" if on_host else parameter.device, copy=True)
+    placed = value.to("cpu" if on_host else parameter.device, copy=True)
+    if placed.shape != parameter.shape or placed.stride() == parameter.stride():
+        return placed
+    # A fused kernel goes through memory in order: a moment must lie as its weight does.
+    return torch.empty_like(parameter, dtype=placed.dtype).copy_(placed)
 
 
 def _on(flag: Tensor, device: torch.device) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from surefoot.core.errors import RequestError
 from surefoot.memory.offload import offload_blocks
 from surefoot.memory.recompute import recompute_blocks
 from surefoot.memory.recompute_budget import budget_blocks
+from surefoot.parallel.compilation import Extent, compile_model
 from surefoot.parallel.context import exchange_heads
 from surefoot.parallel.data_parallel import Replicas
 from surefoot.parallel.expert import check_experts, spread_experts
@@ -152,12 +153,14 @@ class LayoutRequest:
     """The parts of a recipe that decide the layout."""
 
     section: ParallelSection
-    compile: Literal["off", "blocks", "whole"] = "off"
+    compile: Extent = "off"
     compute_dtype: torch.dtype = torch.float32
     """Dtype of the forward."""
     memory: MemorySection = field(default_factory=MemorySection)
     window: int = 1
     """Micro-batches per update on one rank."""
+    channels_last: bool = False
+    """Whether the weights of 2-D convolutions lie with their channels innermost."""
 
 
 def lay_out(
@@ -172,6 +175,9 @@ def lay_out(
     check_experts(model, place.sizes)
     stage_plan = None if mesh is None else keep_own_stages(model, request, mesh)
     model.to(device)
+    if request.channels_last:
+        # Outputs of a convolution lie as its weights do, so that no kernel turns them round.
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if set(place.sizes.used()) - {"replicate"} and request.compile == "whole":
         raise RequestError(
             "train.compile is whole, and the parameters are distributed over ranks",
@@ -275,24 +281,3 @@ def lay_out_stages(
         (sizes.coordinates(mesh.rank)["tensor"] % parts, parts),
     )
     return LaidOut(model, NoSync(), is_sharded, reshard_all, pipeline)
-
-
-def compile_model(model: nn.Module, extent: Literal["off", "blocks", "whole"]) -> None:
-    """Compiles in place, so that parameter names carry no wrapper prefix.
-
-    Raises:
-        RequestError: `blocks` is asked of a model that has none.
-    """
-    if extent == "whole":
-        model.compile()
-    elif extent == "blocks":
-        blocks = getattr(model, "blocks", None)
-        if not isinstance(blocks, nn.ModuleList):
-            raise RequestError(
-                f"{type(model).__name__} has no `blocks`",
-                where="train.compile",
-                rule="`blocks` compiles each module of the model's `blocks` (an nn.ModuleList)",
-                remedy="use train.compile=whole, or name the list of layers `blocks`",
-            )
-        for block in blocks:
-            block.compile()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from surefoot.assembly.process import prepare_process
+from surefoot.parallel.compilation import uncompiled
 from surefoot.run.folder_run import RunResult
 from surefoot.run.session import RunRequest, build
 
@@ -18,7 +19,8 @@ def try_once(asked: RunRequest) -> RunResult:
     log = update.parts.log
     try:
         windows = assembly.open_windows(log.progress.cursor)
-        update(next(windows))
+        with uncompiled(assembly.compilation.extent):
+            update(next(windows))
         windows.close()
         step = log.settle()
         metrics = {} if log.latest is None else {"train/loss": log.latest.loss}

@@ -17,6 +17,12 @@ from surefoot.tasks.task import FunctionTask
 def notes_of(assembly: Assembly) -> Iterator[str]:
     """What is unusual about the optimizer, the loss and the data."""
     yield from optimizer_notes(assembly.settings.optimizer, assembly.trainable.optimizing.ledger)
+    chosen = assembly.compilation
+    if chosen.extent != "off" and chosen.reason:
+        yield (
+            f"train.compile=auto compiles {chosen.extent} ({chosen.reason}): the first update "
+            "takes some 10 to 30 s longer; train.compile=off leaves it"
+        )
     material = assembly.material
     if assembly.coupling:
         yield assembly.coupling + split_of(assembly)

@@ -33,6 +33,11 @@ from surefoot.state.manifest import Manifest
 BEGUN_FOR_KEY = "begun_for"
 """In `about`: the horizon that the run began with, in updates, of which shares are shares."""
 
+COMPILATION_KEY = "compilation"
+"""In `about`: what of the model was compiled when the run began."""
+KEPT_BY_AUTO = ("train.compile", "train.channels_last")
+"""Fields whose `auto` means, for a run that goes on, what it began with."""
+
 
 class Tier(Enum):
     """What a resume keeps."""
@@ -269,6 +274,8 @@ def accept_differences(
     changes = differences(before.as_dict(), after.as_dict())
     refused = []
     for change in changes:
+        if change.path in KEPT_BY_AUTO and change.after == "auto":
+            continue
         kind = classify(change.path, after.recipe)
         is_accepted = any(_covers(name, change.path) for name in accepted)
         if kind is ChangeClass.IMPOSSIBLE or (kind is ChangeClass.ACCEPT and not is_accepted):

@@ -22,7 +22,7 @@ from surefoot.numerics.modes import mode_sensitive_modules
 from surefoot.observe.record import RunRecord, collect_record
 from surefoot.observe.terminal.view import Unit
 from surefoot.parallel.sizes import ParameterSizes
-from surefoot.run.resume_rules import BEGUN_FOR_KEY
+from surefoot.run.resume_rules import BEGUN_FOR_KEY, COMPILATION_KEY
 from surefoot.tasks.task import split_dependence
 
 RECORDER = ("TORCH_FR_", "TORCH_NCCL_")
@@ -75,12 +75,14 @@ def describe(name: str, config_hash: str, prepared: Prepared, assembly: Assembly
         "mesh": mesh,
         "samples_per_update": samples,
         BEGUN_FOR_KEY: assembly.begun_for,
+        COMPILATION_KEY: assembly.compilation.as_json(),
         "device": trainable.device.type,
     }
     facts = {
         "device": str(trainable.device),
         "mesh": mesh,
         "precision": {"name": trainable.precision.name, "reason": trainable.precision.reason},
+        "compilation": assembly.compilation.as_json(),
         "optimizer_kernel": trainable.optimizing.optimizer.kernel,
         "skips": trainable.optimizing.optimizer.skips.value,
         "parameters": size.num_elements,

@@ -22,9 +22,8 @@ from typing import Any
 from surefoot.assembly.checks import check_keepable, check_trainable
 from surefoot.assembly.material import Prepared
 from surefoot.assembly.process import Process, prepare_process
-from surefoot.assembly.run_parts import Assembly, as_in_settings, assemble
+from surefoot.assembly.run_parts import Assembly, assemble
 from surefoot.config.load import Resolved
-from surefoot.core.counting import Pace
 from surefoot.core.reports import Observer
 from surefoot.engine.interrupt import StopOnSignal
 from surefoot.observe.readers.run_data import read_contract
@@ -40,7 +39,7 @@ from surefoot.run.folder_run import FolderRun, RunResult, WatchBatches, unwatche
 from surefoot.run.rank_agreement import refuse_different_runs
 from surefoot.run.run_facts import RunDescription, describe, make_record
 from surefoot.run.settings_observers import make_observers
-from surefoot.run.start import NEW, ResumeRequest, Start, read_resumption, reopen
+from surefoot.run.start import NEW, ResumedStart, ResumeRequest, Start, read_resumption, reopen
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def start_run(asked: RunRequest) -> RunResult:
             start = resumed = reopen(resumption, process, settings, look_on.say)
             folder = resumed.folder
             held.enter_context(closing(folder))
-            built = build(asked, process, resumed.begun_for, resuming=True)
+            built = build(asked, process, resumed)
             resumed.check(built.described, built.assembly)
         held.callback(_tell_end, folder, look_on.on_end)
         result = train(asked, built.prepared, built.described, built.assembly, folder, start)
@@ -116,9 +115,7 @@ class BuiltRun:
 def build(
     asked: RunRequest,
     process: Process,
-    begun_for: Callable[[Pace], int | None] = as_in_settings,
-    *,
-    resuming: bool = False,
+    resumed: ResumedStart | None = None,
 ) -> BuiltRun:
     """Opens the data, makes the model and every part of the run; writes nothing.
 
@@ -126,9 +123,13 @@ def build(
         SurefootError: the run cannot be trained, or not be kept, or differs between the ranks.
     """
     settings = asked.resolved.settings
-    prepared = asked.prepare(resuming)
+    prepared = asked.prepare(resumed is not None)
     check_trainable(prepared.material, settings)
-    assembly = assemble(prepared.material, settings, process, begun_for)
+    if resumed is None:
+        assembly = assemble(prepared.material, settings, process)
+    else:
+        began = resumed.begun_for, resumed.begun_with
+        assembly = assemble(prepared.material, settings, process, *began)
     refuse_different_runs(asked.resolved, prepared, assembly)
     check_keepable(assembly)
     asked.onlookers.on_assembled(assembly)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from surefoot.assembly.compilation import BEFORE_THERE_WAS_A_CHOICE, Compilation
 from surefoot.assembly.process import Process
 from surefoot.assembly.run_parts import Assembly
 from surefoot.config.load import Resolved
@@ -21,6 +22,7 @@ from surefoot.run.folder_roles import Folder, take_folder
 from surefoot.run.folder_run import FolderRun
 from surefoot.run.resume_point import StartingPoint, find_starting_point
 from surefoot.run.resume_rules import (
+    COMPILATION_KEY,
     Resumption,
     accept_differences,
     refuse_crash_loop,
@@ -29,6 +31,7 @@ from surefoot.run.resume_rules import (
 from surefoot.run.run_facts import RunDescription
 from surefoot.state.commit import put_back
 from surefoot.state.retention import EPHEMERAL_KEY
+from surefoot.state.run_state import naming_state
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,15 @@ class ResumedStart:
     def begun_for(self, pace: Pace) -> int | None:
         """The horizon that the run began with, in updates; None where that was a time."""
         return self._resumption.begun_for(self._point.manifest, pace)
+
+    @property
+    def begun_with(self) -> Compilation:
+        """What of the model was compiled when the run began."""
+        recorded = self._point.manifest.about.get(COMPILATION_KEY)
+        if not isinstance(recorded, Mapping):
+            return BEFORE_THERE_WAS_A_CHOICE
+        with naming_state():
+            return Compilation.from_json(recorded)
 
     def check(self, described: RunDescription, assembly: Assembly) -> None:
         """Refuses to go on with other data, another schedule of what is done, or a full disk.

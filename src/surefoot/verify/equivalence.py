@@ -166,7 +166,7 @@ def _is_asked_for(way: Way, recipe: Recipe) -> bool:
         case Way.RECOMPUTE:
             return recipe.memory.recompute != "none"
         case Way.COMPILE:
-            return recipe.train.compile != "off"
+            return recipe.train.compile in ("blocks", "whole")
         case _:
             return True
 
@@ -186,7 +186,7 @@ def _changes(way: Way, recipe: Recipe, window: int, num_ranks: int) -> tuple[str
             extent = recipe.memory.recompute
             return (f"memory.recompute={'blocks' if extent == 'none' else extent}",)
         case Way.COMPILE:
-            return (f"train.compile={'whole' if train.compile == 'off' else train.compile}",)
+            return (f"train.compile={'blocks' if train.compile == 'blocks' else 'whole'}",)
         case Way.LAYOUT:
             if num_ranks == 1:
                 return "one process is asked for; --nproc N compares N"

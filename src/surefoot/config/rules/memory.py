@@ -9,6 +9,9 @@ from surefoot.config.sections.memory import MemorySection
 from surefoot.config.sections.run import GuardSection, PrecisionSection, TrainSection
 from surefoot.core.errors import Violation
 
+COMPILED = ("blocks", "whole")
+"""Of `train.compile`; `auto` compiles nothing that does not go with the rest."""
+
 
 def nothing_goes_to_a_disk(memory: MemorySection) -> Iterator[Violation]:
     """torch has no such path, and a drive is slower than recomputation."""
@@ -23,7 +26,7 @@ def nothing_goes_to_a_disk(memory: MemorySection) -> Iterator[Violation]:
 
 def one_way_to_keep_a_block(memory: MemorySection, train: TrainSection) -> Iterator[Violation]:
     """What is recomputed is not kept, and compiled blocks choose what they keep."""
-    if memory.recompute == "budget" and train.compile != "off":
+    if memory.recompute == "budget" and train.compile in COMPILED:
         yield broken(
             "memory.recompute",
             f"a budget needs to observe saved activations, and train.compile is {train.compile}",
@@ -38,7 +41,7 @@ def one_way_to_keep_a_block(memory: MemorySection, train: TrainSection) -> Itera
             "does not keep them",
             "use one of the two",
         )
-    if train.compile != "off":
+    if train.compile in COMPILED:
         yield broken(
             "memory.offload_activations",
             f"needs to observe saved activations, and train.compile is {train.compile}",
@@ -50,7 +53,7 @@ def weights_come_and_go_uncompiled(
     memory: MemorySection, train: TrainSection
 ) -> Iterator[Violation]:
     """Compiled code expects weights at fixed addresses."""
-    if memory.offload_parameters == "cpu" and train.compile != "off":
+    if memory.offload_parameters == "cpu" and train.compile in COMPILED:
         yield broken(
             "memory.offload_parameters",
             f"brings each block's weights when it is called, and train.compile is {train.compile}",

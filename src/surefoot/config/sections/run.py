@@ -37,7 +37,10 @@ class TrainSection(Section):
     clip_norm: ClipNorm = 1.0
     clip: ClipSection = ClipSection(kind="norm")
     """How; a clip of one's own that has a `max_norm` is given `clip_norm`."""
-    compile: Literal["off", "blocks", "whole"] = "off"
+    compile: Literal["auto", "off", "blocks", "whole"] = "auto"
+    """`auto`: on a CUDA device, where the run is long enough to pay for the compilation."""
+    channels_last: Literal["auto", "on", "off"] = "auto"
+    """Memory layout of the weights of 2-D convolutions; `auto`: on a CUDA device."""
     short_batch: Literal["keep", "drop"] = "keep"
     """Whether the short last update of an epoch is kept or dropped."""
 

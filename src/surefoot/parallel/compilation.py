@@ -1,0 +1,82 @@
+"""Compiles a model in place: whole, or block by block; and runs what only probes uncompiled.
+
+Blocks that are built alike share one compiled graph, so that a model of any depth compiles in the
+time of one block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import nn
+
+from surefoot.core.errors import RequestError
+
+Extent = Literal["off", "blocks", "whole"]
+MIN_ALIKE = 2
+
+
+def compile_model(model: nn.Module, extent: Extent) -> None:
+    """Compiles in place, so that parameter names carry no wrapper prefix.
+
+    Raises:
+        RequestError: `blocks` is asked of a model that has none.
+    """
+    if extent == "whole":
+        model.compile()
+    elif extent == "blocks":
+        blocks = repeated_blocks(model)
+        if not blocks:
+            raise RequestError(
+                f"{type(model).__name__} has no layers that are built alike",
+                where="train.compile",
+                rule="`blocks` compiles each module of the model's `blocks`, or of its largest "
+                "nn.ModuleList of equal layers",
+                remedy="use train.compile=whole, or name the list of layers `blocks`",
+            )
+        for block in blocks:
+            block.compile()
+
+
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+    """The layers of a model that may be compiled one by one, such as those of a transformer.
+
+    These are the modules of `model.blocks` where that is an `nn.ModuleList`. Otherwise they are
+    those of the list with the most parameters among the lists whose modules are of one class, with
+    parameters of the same names and shapes. Empty where there is no such list.
+    """
+    named = getattr(model, "blocks", None)
+    if isinstance(named, nn.ModuleList):
+        return list(named)
+    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
+    alike = [blocks for blocks in lists if _are_alike(blocks)]
+    return max(alike, key=_num_parameters, default=[])
+
+
+def _are_alike(blocks: list[nn.Module]) -> bool:
+    kinds = {
+        (type(block), tuple((name, p.shape) for name, p in block.named_parameters()))
+        for block in blocks
+    }
+    return len(blocks) >= MIN_ALIKE and len(kinds) == 1 and _num_parameters(blocks) > 0
+
+
+def _num_parameters(blocks: list[nn.Module]) -> int:
+    return sum(parameter.numel() for block in blocks for parameter in block.parameters())
+
+
+@contextmanager
+def uncompiled(extent: Extent) -> Iterator[None]:
+    """Inside, compiled modules run as they were written.
+
+    A probe has other sizes than the training: compiled, it would take a compilation of its own,
+    and would have the training's compiled once more with sizes left open.
+    """
+    if extent == "off":
+        yield  # Nothing is compiled, and to ask the compiler would load it.
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
