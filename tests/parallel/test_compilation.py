@@ -23,7 +23,7 @@ class Stack(nn.Module):
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
     found: list[nn.Module] = []
-    monkeypatch.setattr(nn.Module, "compile", found.append)
+    monkeypatch.setattr(nn.Module, "compile", lambda module: found.append(module))
     return found
 
 

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from surefoot.build import build_run, run_recipe
+from surefoot.assembly.material import prepare_material
+from surefoot.assembly.process import prepare_process
+from surefoot.assembly.run_parts import assemble
+from surefoot.build import run_recipe
 from surefoot.config.load import load_recipe
 from surefoot.observe.metrics_log import read_rows
 from surefoot.observe.metrics_schema import deterministic
@@ -51,7 +54,9 @@ def hash_of_restored(checkpoint: Path) -> str:
     """Hash of the state of the living parts that a checkpoint was put back into."""
     os.chdir(checkpoint.parent.parent.parent)
     recipe = load_recipe(config_of(checkpoint), ["log.console=off"]).recipe
-    _, assembly = build_run(recipe, resuming=True)
+    process = prepare_process(recipe.settings)
+    material = prepare_material(recipe, resuming=True).material
+    assembly = assemble(material, recipe.settings, process)
     try:
         state = assembly.trainable.state
         state.restore(read_checkpoint(checkpoint)[1])
