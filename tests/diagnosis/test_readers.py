@@ -131,7 +131,7 @@ def test_a_log_without_steps_counts_rows(tmp_path: Path) -> None:
         ("a.jsonl", '{"loss": 1}\nno json\n{"loss": 2}\n', DataError),
         ("a.json", "{}", DataError),
         ("a.json", "[", DataError),
-        ("a.txt", "loss 3", RequestError),
+        ("a.txt", "colour 3", RequestError),
     ],
 )
 def test_what_is_no_log_is_refused(

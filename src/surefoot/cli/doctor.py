@@ -9,7 +9,8 @@ import typer
 from rich.text import Text
 
 from surefoot.cli.session import DebugOption, JsonOption, Session
-from surefoot.core.errors import EXIT_DONE, EXIT_FOUND
+from surefoot.core.errors import EXIT_DONE, EXIT_FOUND, RequestError
+from surefoot.core.finding import Certainty, Severity
 
 if TYPE_CHECKING:
     from surefoot.core.finding import Finding
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 STYLES = {"error": "bold red", "warning": "bold yellow", "hint": "bold cyan"}
 MOST_NAMED = 6
+MOST_COLUMNS = 30
 
 
 def doctor(
@@ -25,7 +27,7 @@ def doctor(
         Path,
         typer.Argument(
             metavar="RUN|LOG",
-            help="A run folder, or a log: JSONL, CSV, TensorBoard events, HF Trainer state.",
+            help="A run folder or a log: TensorBoard events, CSV, JSON, JSON lines, printed text.",
         ),
     ],
     json_file: JsonOption = None,
@@ -33,16 +35,28 @@ def doctor(
 ) -> int:
     """Find what went wrong in a run from its log: cause, evidence, fix.
 
-    The most likely cause comes first. Exit code 1 if an error was found.
+    The most likely cause comes first. Exit code 1 if an error was found that is more than a
+    heuristic, 2 if no loss was read and nothing was found.
     """
     from surefoot.diagnosis.doctor import examine
     from surefoot.diagnosis.readers import read_recording
 
     session: Session = context.obj
     diagnosis = examine(read_recording(log))
+    if not diagnosis.has_loss and not diagnosis.findings:
+        raise RequestError(
+            "no loss was read, so nothing can be said of this training",
+            where=diagnosis.source,
+            rule=f"columns: {', '.join((*diagnosis.recorded, *diagnosis.ignored)[:MOST_COLUMNS])}",
+            remedy="rename the column of the loss to `loss`; the page on the doctor lists the names"
+            " that are known",
+        )
     session.answer(_facts(diagnosis))
     _show(session, diagnosis)
-    is_error = any(finding.severity.value == "error" for finding in diagnosis.findings)
+    is_error = any(
+        finding.severity is Severity.ERROR and finding.certainty is not Certainty.HEURISTIC
+        for finding in diagnosis.findings
+    )
     return EXIT_FOUND if is_error else EXIT_DONE
 
 
@@ -52,7 +66,8 @@ def _facts(diagnosis: Diagnosis) -> dict[str, object]:
         "format": diagnosis.kind,
         "rows": diagnosis.num_rows,
         "last_step": diagnosis.last_step,
-        "healthy": diagnosis.is_healthy,
+        "healthy": diagnosis.is_healthy and diagnosis.has_loss,
+        "objective": diagnosis.objective.name.lower(),
         "findings": [finding.as_json() for finding in diagnosis.findings],
         "consequences": [finding.as_json() for finding in diagnosis.consequences],
         "recorded": diagnosis.recorded,
@@ -71,7 +86,9 @@ def _show(session: Session, diagnosis: Diagnosis) -> None:
         _show_finding(session, rank, finding)
     if diagnosis.is_too_short:
         session.say(f"\nonly {diagnosis.num_rows} rows: too few to judge the curves")
-    elif diagnosis.is_healthy:
+    elif not diagnosis.judges_loss:
+        session.say(f"\nit optimizes {diagnosis.objective.value}: no cause was judged by it")
+    elif diagnosis.is_healthy and diagnosis.has_loss:
         session.say("\nnothing wrong was found in what was recorded", style="bold green")
     for finding in diagnosis.consequences:
         session.say(f"\nalso seen, and explained by the above: {finding.slug} ({finding.code})")

@@ -15,11 +15,43 @@ class Name(NamedTuple):
     room: str
     name: str
 
+    @property
+    def is_loss(self) -> bool:
+        """Whether it is a loss, or one part of it."""
+        return self.name == "loss" or self.name.startswith("loss/")
+
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
-    "step": ("global_step", "iteration", "iter", "update", "updates", "trainer_global_step"),
+    "step": (
+        "global_step",
+        "iteration",
+        "iter",
+        "iters",
+        "update",
+        "updates",
+        "num_updates",
+        "trainer_global_step",
+        "current_steps",
+        "batch",
+        "batch_idx",
+    ),
     "epoch": (),
-    "loss": ("batch_loss", "total_loss", "loss_total", "nll", "nll_loss", "ce_loss"),
+    "loss": (
+        "batch_loss",
+        "total_loss",
+        "loss_total",
+        "trainloss",
+        "avg_loss",
+        "loss_avg",
+        "mean_loss",
+        "loss_mean",
+        "running_loss",
+        "avg_train_loss",
+        "mean_train_loss",
+        "nll",
+        "nll_loss",
+        "ce_loss",
+    ),
     "lr": ("learning_rate", "learningrate", "rate", "current_lr", "lr_0"),
     "grad_norm": ("gradient_norm", "gradnorm", "total_norm", "grad_2_0_norm_total", "gnorm"),
     "weight_norm": ("param_norm", "parameter_norm", "weights_norm", "params_norm"),
@@ -81,7 +113,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "applied": (),
     "skipped": (),
 }
-"""Canonical name → other names for it, already in the form that `_plain` gives."""
+"""Canonical name → other names for it, already in the form that `plain_name` gives."""
 
 _UNITS: Mapping[str, tuple[str, float]] = {
     "gb": ("bytes", 2.0**30),
@@ -104,7 +136,9 @@ _FAMILIES = {
     "lr": re.compile(r"^(?:lr|learning_rate)[_-](.+)$"),
     "grad_norm": re.compile(r"^(?:grad_norm|gradient_norm|gnorm)_(.+)$"),
     "term": re.compile(r"^terms?_(.+)$"),
+    "loss": re.compile(r"^loss_(?!epoch|step|scale)(.+)$"),
 }
+_PART_OF_LOSS = re.compile(r"^(.+)_loss$")
 _SETS = "val|valid|validation|eval|evaluation|test|dev|heldout"
 _SET_BEFORE = re.compile(rf"^({_SETS})_(.+)$")
 _SET_AFTER = re.compile(rf"^(.+)_({_SETS})$")
@@ -123,7 +157,7 @@ def canonical(name: str) -> Name | None:
     >>> canonical("eval_loss"), canonical("Loss/val"), canonical("eval_runtime")
     (Name(room='evaluation:eval', name='loss'), Name(room='evaluation:val', name='loss'), None)
     """
-    plain = _plain(name)
+    plain = plain_name(name)
     if found := _SET_BEFORE.match(plain):
         return _evaluation(found[1], found[2])
     if found := _SET_AFTER.match(plain):
@@ -140,7 +174,7 @@ def in_unit(name: str) -> tuple[Name, float] | None:
     ((Name(room='', name='memory_bytes'), 1073741824.0), (Name(room='', name='step_seconds'), \
 0.001), None)
     """
-    for plain in (_plain(name), _plain(name.lower())):  # `MiB` is one word.
+    for plain in (plain_name(name), plain_name(name.lower())):  # `MiB` is one word.
         stem, _, unit = plain.rpartition("_")
         if unit in _UNITS:
             break
@@ -163,6 +197,8 @@ def _training(plain: str) -> Name | None:
     for family, pattern in _FAMILIES.items():
         if found := pattern.match(plain):
             return Name("", f"{family}/{found[1]}")
+    if found := _PART_OF_LOSS.match(plain):
+        return Name("", f"loss/{found[1]}")
     return None
 
 
@@ -170,10 +206,12 @@ def _evaluation(set_name: str, metric: str) -> Name | None:
     if _NO_METRIC.search(metric):
         return None
     plain = metric.removesuffix("_epoch").removesuffix("_step")
+    if plain not in _KNOWN and (part := _PART_OF_LOSS.match(plain)):
+        return Name(f"{EVALUATION}{set_name}", f"loss/{part[1]}")
     return Name(EVALUATION + set_name, _KNOWN.get(plain, plain))
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """Lower case, words joined by `_`."""
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
     return re.sub(r"[^a-z0-9]+", "_", spaced.lower()).strip("_")

@@ -10,7 +10,7 @@ from surefoot.diagnosis import thresholds as limits
 from surefoot.diagnosis.causes import CauseRegistry, LeftOut, all_causes, cause_registry
 from surefoot.diagnosis.causes.base import Cause, Observation
 from surefoot.diagnosis.log_features.log import LogFeatures
-from surefoot.diagnosis.recording import Recording
+from surefoot.diagnosis.recording import Objective, Recording
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,8 @@ class Diagnosis:
     Attributes:
         findings: the most likely cause first.
         consequences: findings that one of those explains.
+        objective: what the run optimizes; where it is no loss that falls, none is judged.
+        has_loss: whether a loss was read; else nothing can be said of the training.
         undetermined: by missing quantity, what cannot be judged without it.
         left_out: causes that raised an error, or could not be imported.
     """
@@ -41,12 +43,19 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     consequences: tuple[Finding, ...]
     undetermined: tuple[Undetermined, ...]
+    objective: Objective = Objective.LOSS
+    has_loss: bool = True
     left_out: tuple[LeftOut, ...] = ()
 
     @property
     def is_healthy(self) -> bool:
         """Whether nothing was found in what was recorded."""
         return not self.findings
+
+    @property
+    def judges_loss(self) -> bool:
+        """Whether the training loss was judged: it falls as the model learns."""
+        return self.objective is Objective.LOSS
 
     @property
     def is_too_short(self) -> bool:
@@ -96,6 +105,8 @@ def examine(recording: Recording, causes: Sequence[Cause] = ()) -> Diagnosis:
         undetermined=tuple(
             Undetermined(name, tuple(slugs)) for name, slugs in sorted(undetermined.items())
         ),
+        objective=recording.objective,
+        has_loss=recording.has_loss,
         left_out=tuple(left_out),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from surefoot.diagnosis.recording import Recording
+from surefoot.diagnosis.recording import Objective, Recording
 
 
 class Need(Protocol):
@@ -27,6 +27,16 @@ class Column:
 
     def is_met(self, recording: Recording) -> bool:
         return recording.has(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class LossThatFalls:
+    """A training loss that falls as the model learns: none of a policy gradient, or of players."""
+
+    name: str = "loss"
+
+    def is_met(self, recording: Recording) -> bool:
+        return recording.has("loss") and recording.objective is Objective.LOSS
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +87,8 @@ class Events:
         return len(recording.events) > 0
 
 
-LOSS, RATE, GRADIENT = Column("loss"), Column("lr"), Column("grad_norm")
+LOSS, ANY_LOSS = LossThatFalls(), Column("loss")
+RATE, GRADIENT = Column("lr"), Column("grad_norm")
 EPOCH, BATCH_ITEMS = Column("epoch"), Column("weight")
 DEVICE_UTILIZATION = Column("device_utilization")
 MEMORY = AnyOf((Column("memory_bytes"), Column("host_memory_bytes")))

@@ -6,15 +6,19 @@ is not finite stays what it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from surefoot.core.reports import Event
-from surefoot.diagnosis.columns import EVALUATION, Name, canonical, in_unit
+from surefoot.diagnosis.columns import EVALUATION, Name, canonical, in_unit, plain_name
 
 Floats = NDArray[np.float64]
 
@@ -50,6 +54,29 @@ class Series:
 
     def step(self, position: int) -> int:
         return int(self.steps[position])
+
+
+PART = "loss/"
+"""What the name of a part of the loss begins with."""
+REWARD = re.compile(r"(^|_)(rewards?|returns?|ep_rew|advantages?)(_|$)")
+PLAYERS = (
+    re.compile(r"^(d|disc|discriminator|critic|real|fake)(_|$)"),
+    re.compile(r"^(g|gen|generator|adv|adversarial)(_|$)"),
+)
+
+
+class Objective(Enum):
+    """What a run optimizes, as the names of its columns tell."""
+
+    LOSS = "a loss that falls as the model learns"
+    REWARD = "a reward: the loss of a policy gradient means nothing by itself"
+    GAME = "the losses of players that train against each other, which mean nothing by themselves"
+
+
+def are_players(names: Iterable[str]) -> bool:
+    """Whether losses of these names are those of a generator and of who judges it."""
+    found = list(names)
+    return all(any(kind.search(name) for name in found) for kind in PLAYERS)
 
 
 EMPTY = Series(np.empty(0, np.int64), np.empty(0), np.empty(0))
@@ -130,6 +157,21 @@ class Recording:
         name = max(losses, key=lambda key: len(losses[key]))
         return name.removesuffix("/loss"), losses[name]
 
+    @cached_property
+    def objective(self) -> Objective:
+        """What the run optimizes."""
+        names = [plain_name(name) for name in (*self.columns, *self.evaluations, *self.ignored)]
+        if any(REWARD.search(name) for name in names):
+            return Objective.REWARD
+        parts = (key.removeprefix(PART) for key in self.columns if key.startswith(PART))
+        return Objective.GAME if are_players(parts) else Objective.LOSS
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether a loss was read, of training or of an evaluation."""
+        in_training = any(name == "loss" or name.startswith(PART) for name in self.columns)
+        return in_training or any(name.endswith("/loss") for name in self.evaluations)
+
     @property
     def last_step(self) -> int:
         series = [*self.columns.values(), *self.evaluations.values()]
@@ -147,6 +189,9 @@ class RecordingBuilder:
         self._sample_ids: dict[int, tuple[int, ...]] = {}
         self._ignored: dict[str, None] = {}
         self._num_rows = 0
+        self._epoch_is_step = True
+        self._epoch = self._written_step = math.inf
+        self._interval, self._steps_before_epoch = 1.0, 0.0
         self.step = 0.0
 
     def add(self, row: Mapping[str, object]) -> None:
@@ -168,11 +213,7 @@ class RecordingBuilder:
         """One row under canonical names."""
         number = self._num_rows
         self._num_rows += 1
-        step = as_number(row.get(Name("", "step")))
-        if step is None:
-            step = as_number(row.get(Name("", "epoch"))) if not self._step_is_known else None
-        self.step = self.step + 1 if step is None else step
-        self._step_is_known = self._step_is_known or Name("", "step") in row
+        self.step = self._next_step(row)
         for name, value in row.items():
             if name.name == "sample_ids":
                 if isinstance(value, (list, tuple)):
@@ -182,7 +223,24 @@ class RecordingBuilder:
             if amount is not None:
                 self._cells.setdefault(name, []).append((number, self.step, amount))
 
-    _step_is_known = False
+    def _next_step(self, row: Mapping[Name, object]) -> float:
+        """The step of a row: as it says; else its whole epoch; else one more than the last.
+
+        A count that begins anew with each epoch goes on.
+        """
+        step, epoch = (as_number(row.get(Name("", name))) for name in ("step", "epoch"))
+        epoch = None if epoch is None or not math.isfinite(epoch) else epoch
+        if Name("", "step") in row or (epoch is not None and epoch != int(epoch)):
+            self._epoch_is_step = False
+        if step is None:
+            return epoch if epoch is not None and self._epoch_is_step else self.step + 1
+        if step < self._written_step and epoch is not None and epoch > self._epoch:
+            self._steps_before_epoch = self.step + self._interval - step
+        elif step > self._written_step:
+            self._interval = step - self._written_step
+        self._written_step = step
+        self._epoch = self._epoch if epoch is None else epoch
+        return step + self._steps_before_epoch
 
     def build(self) -> Recording:
         columns: dict[str, Series] = {}
@@ -194,6 +252,7 @@ class RecordingBuilder:
                 evaluations[f"{name.room.removeprefix(EVALUATION)}/{name.name}"] = series
             else:
                 columns[name.name] = series
+        _add_sums_of_parts(columns, evaluations)
         rates = [s for key, s in columns.items() if key.startswith("lr/")]
         if rates and "lr" not in columns:
             columns["lr"] = _largest(rates)
@@ -216,6 +275,33 @@ class RecordingBuilder:
             facts=self.facts,
             ignored=tuple(self._ignored),
         )
+
+
+def _add_sums_of_parts(columns: dict[str, Series], evaluations: dict[str, Series]) -> None:
+    """Where a log has only the parts of its loss, adds their sum; of losses that are no parts of
+    one, such as those of several validation sets, each stands for itself."""
+    parts = {
+        key.removeprefix(PART): series for key, series in columns.items() if key.startswith(PART)
+    }
+    if "loss" not in columns and parts and not are_players(parts):
+        columns["loss"] = _sum_of(list(parts.values()))
+    sets: dict[str, dict[str, Series]] = {}
+    for key in list(evaluations):
+        set_name, mark, part = key.partition(f"/{PART}")
+        if mark:
+            sets.setdefault(set_name, {})[part] = evaluations.pop(key)
+    for set_name, found in sets.items():
+        if f"{set_name}/loss" not in evaluations and found.keys() <= parts.keys():
+            evaluations[f"{set_name}/loss"] = _sum_of(list(found.values()))
+        for part, series in found.items():
+            evaluations.setdefault(f"{set_name} {part}/loss", series)
+
+
+def _sum_of(series: Sequence[Series]) -> Series:
+    """The sum in the rows that hold all of them."""
+    rows = functools.reduce(np.intersect1d, (one.rows for one in series))
+    kept = [one.where(np.isin(one.rows, rows)) for one in series]
+    return Series(kept[0].rows, kept[0].steps, np.sum([one.values for one in kept], axis=0))
 
 
 def _items_of_batches(columns: Mapping[str, Series]) -> Series | None:

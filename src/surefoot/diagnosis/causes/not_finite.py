@@ -10,10 +10,10 @@ from surefoot.diagnosis import thresholds as limits
 from surefoot.diagnosis.causes.base import Sign, cause, sign
 from surefoot.diagnosis.causes.page import own_page
 from surefoot.diagnosis.log_features.log import LogFeatures
-from surefoot.diagnosis.needs import LOSS
+from surefoot.diagnosis.needs import ANY_LOSS
 
 
-@cause(own_page("half-precision-overflow"), needs=(LOSS,))
+@cause(own_page("half-precision-overflow"), needs=(ANY_LOSS,))
 def half_precision_overflow(log: LogFeatures) -> Sign | None:
     """Gradients overflow in fp16 again and again."""
     scale = log.recording["loss_scale"].finite.values
@@ -68,7 +68,7 @@ def _last_before(log: LogFeatures) -> float | None:
     return log.breakage.losses_before[-1] if log.breakage.losses_before else None
 
 
-@cause(own_page("non-finite-data"), needs=(LOSS,))
+@cause(own_page("non-finite-data"), needs=(ANY_LOSS,))
 def non_finite_data(log: LogFeatures) -> Sign | None:
     """Some batch holds NaN or infinity."""
     broke = log.breakage
@@ -127,7 +127,7 @@ def _samples_seen_before(log: LogFeatures) -> bool:
     return len(epochs) > 0 and float(epochs[-1]) >= 1.0
 
 
-@cause(own_page("non-finite-loss-function"), needs=(LOSS,))
+@cause(own_page("non-finite-loss-function"), needs=(ANY_LOSS,))
 def non_finite_loss_function(log: LogFeatures) -> Sign | None:
     """The loss function divides by zero, or takes log or sqrt of it."""
     broke = log.breakage
