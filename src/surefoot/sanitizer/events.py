@@ -142,6 +142,11 @@ class ForwardBegin(TraceEvent):
     arguments: tuple[Any, ...]
     keywords: Mapping[str, Any]
 
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """What it is given, by position and by name."""
+        return (*self.arguments, *self.keywords.values())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardEnd(TraceEvent):

@@ -63,7 +63,7 @@ class Intent(Listener):
             self.models[key] = _Model()
         model = self.models.get(key)
         if model is not None and not model.fed_by_trained:
-            given = graph.tensors_in([*event.arguments, *event.keywords.values()], 2)
+            given = graph.tensors_in(event.inputs, 2)
             model.fed_by_trained = any(tensor.grad_fn is not None for tensor in given)
 
     def untrained(self) -> Iterator[tuple[int, nn.Module]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 
 import torch
 
@@ -19,18 +20,27 @@ LEAST_OF_ROWS = 6
 LONG = 8
 
 
+@dataclass
+class _Weight:
+    """A parameter of whose gradients some were zeroed."""
+
+    moved: int = 0
+    """Steps that changed it although its gradient was zero, since it last had another one."""
+    trained: bool = False
+    """Whether it ever had a gradient that was not zero."""
+    asks: bool = True
+    """Whether it asked for a gradient when it was last changed."""
+    name: str = ""
+
+
 class FrozenDecayed(Rule, page=__file__):
-    """A parameter whose gradient is zero at every step still changes at S."""
+    """A step changes a parameter whose gradient was set to zero."""
 
     def setup(self) -> None:
-        self.before: dict[int, list[tuple[ParameterState, torch.Tensor]]] = {}
-        self.moved: dict[int, int] = defaultdict(int)
-        self.fed: set[int] = set()
-        self.names: dict[int, str] = {}
-        self.steps: dict[int, int] = defaultdict(int)
-        self.asks_not: set[int] = set()
-        """Parameters that asked for no gradient when they were last changed."""
         self.rows = self.use(FrozenRows)
+        self.weights: dict[int, _Weight] = defaultdict(_Weight)
+        self.before: dict[int, list[tuple[ParameterState, torch.Tensor]]] = {}
+        """By optimizer: values of parameters with zeroed gradients before the step that runs."""
 
     def on_step_begin(self, event: ev.StepBegin) -> None:
         optimizer = event.optimizer
@@ -42,53 +52,48 @@ class FrozenDecayed(Rule, page=__file__):
             by_hook = state.contributions > state.used and _is_zeroed_by_hook(state)
             if state.contributions > state.used and not by_hook:
                 fed = True
-                self.fed.add(state.key)
+                weight = self.weights[state.key]
                 # A gradient that is zero by chance now and then freezes nothing.
-                self.moved.pop(state.key, None)
+                weight.trained, weight.moved = True, 0
             elif by_hook or (state.grad_id and not state.contributions and not state.unknown):
                 zeroed.append(state)
-        if not fed or not zeroed or len(self.moved) > 10_000:
-            return
-        kept = []
-        for state in zeroed[:MOST_PARAMETERS]:
-            tensor = state.ref()
-            if tensor is not None and tensor.device.type == "cpu":
-                kept.append((state, sample_of(tensor, SAMPLE)))
-        self.before[optimizer.key] = kept
+        if fed and zeroed:
+            tensors = [(state, state.ref()) for state in zeroed[:MOST_PARAMETERS]]
+            self.before[optimizer.key] = [
+                (state, sample_of(tensor, SAMPLE))
+                for state, tensor in tensors
+                if tensor is not None and tensor.device.type == "cpu"
+            ]
 
     def on_step_end(self, event: ev.StepEnd) -> None:
         self.rows.after_step(event.optimizer)
-        kept = self.before.pop(event.optimizer.key, None)
-        if kept is None:
-            return
-        self.steps[event.optimizer.key] += 1
-        for state, values in kept:
+        for state, values in self.before.pop(event.optimizer.key, ()):
             tensor = state.ref()
             if tensor is not None and not torch.equal(values, sample_of(tensor, SAMPLE)):
-                self.moved[state.key] += 1
-                (self.asks_not.discard if tensor.requires_grad else self.asks_not.add)(state.key)
-                self.names[state.key] = self.trace.names.of(tensor)
+                weight = self.weights[state.key]
+                weight.moved += 1
+                weight.asks = tensor.requires_grad
+                weight.name = self.trace.names.of(tensor)
 
     def findings(self) -> Findings:
         for optimizer in (o for o in self.trace.optimizers if o.steps):
-            moved = [
-                s
-                for s in optimizer.parameters
-                if self.moved.get(s.key, 0) >= max(1, min(LEAST, optimizer.steps))
-            ]
             yield from self._of_rows(optimizer)
-            never = [s for s in moved if s.key not in self.fed]
-            never = never or [s for s in moved if self.stays_frozen(s, optimizer)]
-            chosen = never or moved
+            least = max(1, min(LEAST, optimizer.steps))
+            pairs = [
+                (s, self.weights[s.key]) for s in optimizer.parameters if s.key in self.weights
+            ]
+            moved = [(state, weight) for state, weight in pairs if weight.moved >= least]
+            never = [weight for _, weight in moved if not weight.trained]
+            never = never or [w for s, w in moved if _stays_frozen(s, w, optimizer)]
+            chosen = never or [weight for _, weight in moved]
             if not chosen:
                 continue
-            count = max(self.moved[s.key] for s in chosen)
-            decays = sorted(set(optimizer.decays))
-            names = [self.names[s.key] for s in chosen]
+            count, names = max(w.moved for w in chosen), [weight.name for weight in chosen]
+            decays = ", ".join(f"{decay:g}" for decay in sorted(set(optimizer.decays)))
             message = (
                 f"{len(chosen)} parameters had a gradient of zero and were changed all the same by"
-                f" {optimizer.kind} (weight decay {', '.join(f'{d:g}' for d in decays)}) in"
-                f" {share(count, optimizer.steps)} updates: {listed(names)}."
+                f" {optimizer.kind} (weight decay {decays}) in {share(count, optimizer.steps)}"
+                f" updates: {listed(names)}."
             )
             yield self.report(
                 message,
@@ -99,12 +104,6 @@ class FrozenDecayed(Rule, page=__file__):
                 parameters=names[:20],
                 trained_before=not never,
             )
-
-    def stays_frozen(self, state: ParameterState, optimizer: OptimizerState) -> bool:
-        """Whether it asks for no gradient and decays for longer than its momentum lasts."""
-        tensor = state.ref()
-        asks_not = state.key in self.asks_not if tensor is None else not tensor.requires_grad
-        return asks_not and any(optimizer.decays) and self.moved[state.key] >= LONG
 
     def _of_rows(self, optimizer: OptimizerState) -> Findings:
         for rows in self.rows.known.values():
@@ -125,6 +124,13 @@ class FrozenDecayed(Rule, page=__file__):
                 changed=rows.moved,
                 fix="Put the rows back after each step, or keep them in a parameter of their own.",
             )
+
+
+def _stays_frozen(state: ParameterState, weight: _Weight, optimizer: OptimizerState) -> bool:
+    """Whether it asks for no gradient and decays for longer than its momentum lasts."""
+    tensor = state.ref()
+    asks = weight.asks if tensor is None else tensor.requires_grad
+    return not asks and any(optimizer.decays) and weight.moved >= LONG
 
 
 def _is_zeroed_by_hook(state: ParameterState) -> bool:

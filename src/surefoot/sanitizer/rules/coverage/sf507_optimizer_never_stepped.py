@@ -14,10 +14,9 @@ LOOKS = 50
 
 
 class OptimizerNeverStepped(Rule, page=__file__):
-    """Optimizer whose parameters get gradients but S never fires."""
+    """The parameters of an optimizer get gradients, and it never steps."""
 
     def setup(self) -> None:
-        self.completed = False
         self.zeroed: Counter[int] = Counter()
         self.before: dict[int, tuple[float, ...]] = {}
         self.moving: set[int] = set()
@@ -37,11 +36,8 @@ class OptimizerNeverStepped(Rule, page=__file__):
         if self.before.setdefault(optimizer.key, values) != values:
             self.moving.add(optimizer.key)
 
-    def on_run_ended(self, event: ev.RunEnded) -> None:
-        self.completed = event.outcome == "completed"
-
     def findings(self) -> Findings:
-        if not self.completed:
+        if not self.trace.completed:
             return
         stepped = {s.key for o in self.trace.optimizers if o.steps for s in o.parameters}
         for optimizer in self.trace.optimizers:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -10,111 +11,113 @@ from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.matchers.leaves import listed, sample_of
 from surefoot.sanitizer.rules.base import Findings, Rule, share
 from surefoot.sanitizer.rules.coverage.remainders import keeps_remainder
-from surefoot.sanitizer.state import OptimizerState, ParameterState
+from surefoot.sanitizer.state import ParameterState
 
 FIRST = 6
 MOST_PARAMETERS = 32
 LOST = 0.6
 """Share of elements with a gradient that did not move."""
+MOSTLY = 0.6
+"""Share of the sampled steps that lose as much."""
 LEAST = 3
 LOOK_BACK = 8
+"""Updates from which it is looked at what never moved."""
 FEW = 0.1
-STILL = 0.95
-PART = 0.72
+SHRINKS = 0.95
+RESTS = 0.72
 Sampled = tuple[ParameterState, torch.Tensor, torch.Tensor]
+"""A parameter, values of it, and which of them had a gradient."""
+
+
+@dataclass
+class _HalfPrecision:
+    """What is known of the half-precision weights of one optimizer."""
+
+    first: list[Sampled]
+    before: list[Sampled] = field(default_factory=list)
+    """As they were before the step that runs, where it is looked at."""
+    lost: list[float] = field(default_factory=list)
+    """Shares of values with a gradient that a step left as they were."""
+    rest: list[float] = field(default_factory=list)
+    """Shares of what had a gradient at first and never moved, ever later."""
+    names: list[str] = field(default_factory=list)
+    dtype: str = ""
+
+    @property
+    def all_move(self) -> bool:
+        # Rounded at random, or with what was lost kept somewhere: ever fewer weights never moved,
+        # far fewer than rest in any one step. A rate that rises has the one, not the other.
+        if len(self.rest) < 2:
+            return False
+        before, now = self.rest[-2:]
+        return now < FEW or (now < SHRINKS * before and now < RESTS * min(self.lost))
 
 
 class LowPrecisionUpdateLost(Rule, page=__file__):
-    """S with gradient and LR leaves most elements of a bf16 / fp16 parameter bit-identical."""
+    """A step leaves most elements of half-precision weights with a gradient bit-identical."""
 
     def setup(self) -> None:
-        self.before: dict[int, list[Sampled]] = {}
-        self.lost: dict[int, list[float]] = defaultdict(list)
-        self.first: dict[int, list[Sampled]] = {}
-        self.rest: dict[int, list[float]] = defaultdict(list)
-        """Per optimizer: shares of what had a gradient at first and never moved, ever later."""
-        self.names: dict[int, list[str]] = {}
-        self.dtype: dict[int, str] = {}
+        self.seen: dict[int, _HalfPrecision] = {}
 
     def on_step_begin(self, event: ev.StepBegin) -> None:
         optimizer, n = event.optimizer, event.optimizer.steps
-        if not (n < FIRST or n & (n - 1) == 0) or event.closure:
-            return
         rates = optimizer.rates()
-        if rates and max(rates) == 0:
+        is_sampled = n < FIRST or n & (n - 1) == 0
+        if not is_sampled or event.closure or (rates and max(rates) == 0):
             return
         kept: list[Sampled] = []
         for state in optimizer.parameters:
-            if state.dtype not in (torch.bfloat16, torch.float16):
-                continue
-            tensor = state.ref()
+            tensor = state.ref() if state.dtype in (torch.bfloat16, torch.float16) else None
             if tensor is None or tensor.grad is None or tensor.grad.is_sparse:
                 continue
             if len(kept) < MOST_PARAMETERS:
                 kept.append((state, sample_of(tensor), sample_of(tensor.grad) != 0))
         if kept:
-            self.first.setdefault(optimizer.key, kept)
-            self.before[optimizer.key] = kept
+            self.seen.setdefault(optimizer.key, _HalfPrecision(kept)).before = kept
 
     def on_step_end(self, event: ev.StepEnd) -> None:
-        kept = self.before.pop(event.optimizer.key, None)
-        if kept is None:
+        seen, optimizer = self.seen.get(event.optimizer.key), event.optimizer.ref()
+        if seen is None or not seen.before or optimizer is None:
             return
-        still = fed = 0
-        names = []
-        optimizer = event.optimizer.ref()
-        for state, values, has_gradient in kept:
-            tensor = state.ref()
-            if tensor is None or optimizer is None or keeps_remainder(optimizer, tensor):
-                continue
-            same = (sample_of(tensor) == values) & has_gradient
-            still += int(same.sum())
-            fed += int(has_gradient.sum())
-            names.append(self.trace.names.of(tensor))
-        if fed:
-            self.lost[event.optimizer.key].append(still / fed)
-            self.names[event.optimizer.key] = names
-            self._look_back(event.optimizer)
-            self.dtype[event.optimizer.key] = str(kept[0][0].dtype).removeprefix("torch.")
-
-    def _look_back(self, optimizer: OptimizerState) -> None:
-        if optimizer.steps < LOOK_BACK:
+        kept, seen.before = seen.before, []
+        tensors = [(sample, sample[0].ref()) for sample in kept]
+        plain = [s for s, t in tensors if t is not None and not keeps_remainder(optimizer, t)]
+        lost = _unmoved(plain)
+        if lost is None:
             return
-        resting = fed = 0
-        for state, values, has_gradient in self.first[optimizer.key]:
-            tensor = state.ref()
-            if tensor is not None:
-                resting += int(((sample_of(tensor) == values) & has_gradient).sum())
-                fed += int(has_gradient.sum())
-        self.rest[optimizer.key].append(resting / max(1, fed))
-
-    def _all_move(self, optimizer: OptimizerState) -> bool:
-        # Rounded at random, or with what was lost kept somewhere: ever fewer weights never moved,
-        # far fewer than rest in any one step. A rate that rises has the one, not the other.
-        rest, lost = self.rest[optimizer.key], self.lost[optimizer.key]
-        if len(rest) < 2:
-            return False
-        return rest[-1] < FEW or (rest[-1] < STILL * rest[-2] and rest[-1] < PART * min(lost))
+        seen.lost.append(lost)
+        seen.names = [self.trace.names.of(state) for state, _, _ in plain]
+        seen.dtype = str(kept[0][0].dtype).removeprefix("torch.")
+        if event.optimizer.steps >= LOOK_BACK:
+            seen.rest.append(_unmoved(seen.first) or 0.0)
 
     def findings(self) -> Findings:
         for optimizer in self.trace.optimizers:
-            shares = self.lost.get(optimizer.key, [])
-            bad = [value for value in shares if value >= LOST]
-            if len(bad) < LEAST or len(bad) < 0.6 * len(shares):
-                continue
-            if self._all_move(optimizer):
+            seen = self.seen.get(optimizer.key)
+            bad = [value for value in seen.lost if value >= LOST] if seen is not None else []
+            if seen is None or len(bad) < max(LEAST, MOSTLY * len(seen.lost)) or seen.all_move:
                 continue
             rate = max(optimizer.rates(), default=0.0)
             message = (
-                f"In {share(len(bad), len(shares))} sampled steps of {optimizer.kind} at lr"
-                f" {rate:g}, {min(bad):.0%} to {max(bad):.0%} of the {self.dtype[optimizer.key]}"
-                " weights with a gradient stayed bit-identical:"
-                f" {listed(self.names[optimizer.key], 4)}."
+                f"In {share(len(bad), len(seen.lost))} sampled steps of {optimizer.kind} at lr"
+                f" {rate:g}, {min(bad):.0%} to {max(bad):.0%} of the {seen.dtype} weights with a"
+                f" gradient stayed bit-identical: {listed(seen.names, 4)}."
             )
             yield self.report(
                 message,
                 optimizer.last_step_site,
-                sampled_steps=len(shares),
-                lost_shares=shares[:20],
+                sampled_steps=len(seen.lost),
+                lost_shares=seen.lost[:20],
                 lr=rate,
             )
+
+
+def _unmoved(sampled: Sequence[Sampled]) -> float | None:
+    """Share of the values with a gradient that are as they were; None without any."""
+    still = fed = 0
+    for state, values, has_gradient in sampled:
+        tensor = state.ref()
+        if tensor is not None:
+            still += int(((sample_of(tensor) == values) & has_gradient).sum())
+            fed += int(has_gradient.sum())
+    return still / fed if fed else None

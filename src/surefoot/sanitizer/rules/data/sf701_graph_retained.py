@@ -43,12 +43,9 @@ class GraphRetained(Rule, page=__file__):
                 self.carried, self.carrier = depth, (name, event.site)
 
     def on_forward_end(self, event: ev.ForwardEnd) -> None:
-        if event.grad_enabled:
-            output = next(
-                (t for t in graph.tensors_in(event.output) if t.grad_fn is not None), None
-            )
-            if output is not None:
-                self.outputs.add(output.grad_fn, event, self.trace.updates)
+        node = graph.first_node(event.output) if event.grad_enabled else None
+        if node is not None:
+            self.outputs.add(node, event, self.trace.updates)
 
     def on_backward_begin(self, event: ev.BackwardBegin) -> None:
         if event.roots and event.roots[0].grad_fn is not None and event.roots[0].numel() == 1:

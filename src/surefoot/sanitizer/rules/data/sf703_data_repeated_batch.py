@@ -34,12 +34,11 @@ class DataRepeatedBatch(Rule, page=__file__):
     def on_forward_begin(self, event: ev.ForwardBegin) -> None:
         if not event.grad_enabled or len(self.now) > 64:
             return
-        given = (*event.arguments, *event.keywords.values())
-        tensor = fingerprints.first_tensor(given)
+        tensor = fingerprints.first_tensor(event.inputs)
         if tensor is None:
             return
         if self.trace.data.loader is None:
-            self._add(given)
+            self._add(event.inputs)
             self.rows = self.rows if self.run else self._rows_of(tensor)
         else:
             self._add([tensor])

@@ -34,7 +34,7 @@ class DataNoShuffle(Rule, page=__file__):
         if not event.grad_enabled or len(self.sequence) >= MOST_BATCHES:
             return
         self.stateful = self.stateful or any(isinstance(a, tuple) for a in event.arguments[1:])
-        tensor = fingerprints.first_tensor((*event.arguments, *event.keywords.values()))
+        tensor = fingerprints.first_tensor(event.inputs)
         digest = None if tensor is None else fingerprints.of_batch(tensor, self.trace.deep)
         if digest is not None:
             self.sequence.append(digest)

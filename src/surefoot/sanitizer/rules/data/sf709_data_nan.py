@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ class DataNan(Rule, page=__file__):
         self.batches += 1
         self.pending = event.site
         self.judged = self.suspect = False
-        self.inputs = _floating([*event.arguments, *event.keywords.values()])
+        self.inputs = _floating(event.inputs)
 
     def on_forward_end(self, event: ev.ForwardEnd) -> None:
         # Who skips batches leaves no backward pass by which the bad ones could be told.
@@ -126,5 +127,5 @@ class DataNan(Rule, page=__file__):
                 )
 
 
-def _floating(values: list[Any]) -> list[weakref.ref[torch.Tensor]]:
+def _floating(values: Sequence[Any]) -> list[weakref.ref[torch.Tensor]]:
     return [weakref.ref(t) for t in graph.tensors_in(values) if t.is_floating_point()]

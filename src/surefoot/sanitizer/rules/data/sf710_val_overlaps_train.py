@@ -30,7 +30,7 @@ Key = tuple[int, int, tuple[tuple[str, int], ...]]
 
 
 class ValOverlapsTrain(Rule, page=__file__):
-    """Sample fingerprints seen both before S and in no-grad evaluation."""
+    """Samples that updates were trained on come again in forwards without gradients."""
 
     def setup(self) -> None:
         self.mask = 0
@@ -54,7 +54,7 @@ class ValOverlapsTrain(Rule, page=__file__):
             return
         if evaluates and not (self.trace.training_began and self.trace.is_trained(event.module)):
             return
-        tensor = fingerprints.first_tensor((*event.arguments, *event.keywords.values()))
+        tensor = fingerprints.first_tensor(event.inputs)
         if tensor is None or tensor.dim() < 2 or tensor.shape[0] < 2:
             return
         if tensor.shape[0] > MOST_ROWS_PER_BATCH:

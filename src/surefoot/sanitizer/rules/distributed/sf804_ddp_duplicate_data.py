@@ -30,9 +30,7 @@ class DdpDuplicateData(RankRule, page=__file__):
         if not event.grad_enabled or len(self.digests) >= MOST_BATCHES or self.trace.rank is None:
             return
         # A few batches only: even on a device, reading them costs little.
-        values = itertools.islice(
-            graph.tensors_in([*event.arguments, *event.keywords.values()]), MOST_INPUTS
-        )
+        values = itertools.islice(graph.tensors_in(event.inputs), MOST_INPUTS)
         digests = [fingerprints.of_batch(tensor, deep=True) for tensor in values if tensor.numel()]
         if digests:
             self.digests.append(" ".join(map(str, digests)))

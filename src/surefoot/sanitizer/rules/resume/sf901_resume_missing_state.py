@@ -14,7 +14,7 @@ from torch.utils.data import RandomSampler
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.matchers.fingerprints import generator_digest
-from surefoot.sanitizer.rules.base import NOWHERE, Certainty, Findings, Rule, Site
+from surefoot.sanitizer.rules.base import NOWHERE, Certainty, Finding, Findings, Rule, Site
 
 COUNTERS = ("epoch", "step", "iter", "update", "batch", "sample", "token")
 MESSAGES = ("print", "debug", "info", "warning", "log", "write", "format")
@@ -45,9 +45,11 @@ class ResumeMissingState(Rule, page=__file__):
         self.restored: set[int] = set()
         self.filled: set[int] = set()
         self.missing: dict[str, tuple[Site, str, str]] = {}
-        self.fresh: dict[int, tuple[str, Site]] = {}
+        """By part of the state: where the checkpoint was loaded, its class, and what is lost."""
+        self.fresh: dict[int, Site] = {}
+        """By optimizer that began without its state: where the checkpoint was loaded."""
         self.starts: dict[str, int] = {}
-        self.restarts: list[tuple[Site, str]] = []
+        self.restarts: list[Site] = []
 
     def on_loaded(self, event: ev.Loaded) -> None:
         counter = _counter(event.contents, self.counted)
@@ -111,11 +113,9 @@ class ResumeMissingState(Rule, page=__file__):
         if not self.resumes or optimizer.steps != 1:
             return
         owner = optimizer.ref()
-        if owner is None or id(owner) in self.restored or not _has_state(owner):
-            return
-        if optimizer.key in self.filled:
-            return
-        self.fresh[optimizer.key] = optimizer.kind, self.load_site
+        known = owner is None or id(owner) in self.restored or optimizer.key in self.filled
+        if owner is not None and not known and _has_state(owner):
+            self.fresh[optimizer.key] = self.load_site
 
     def on_scheduler_step(self, event: ev.SchedulerStep) -> None:
         state, owner = event.scheduler, event.scheduler.ref()
@@ -132,66 +132,53 @@ class ResumeMissingState(Rule, page=__file__):
         digest = generator_digest(event.owner)
         before = self.starts.get(digest)
         if before is not None and before < self.loaded_at and self.resumes:
-            self.restarts.append((event.site, str(event.loader)))
+            self.restarts.append(event.site)
         if len(self.starts) < 10_000:
             self.starts.setdefault(digest, event.seq)
 
     def findings(self) -> Findings:
-        waits = self.random_known or self.random_named
-        if waits and self.updates_since >= LEAST_UPDATES:
-            message = (
-                f"Weights and {self.counter!r} were restored, but the random state in the"
-                f" checkpoint was not set: {self.updates_since} updates drew other samples and"
-                " masks than the run would have."
-            )
-            yield self.report(
-                message,
+        if (self.random_known or self.random_named) and self.updates_since >= LEAST_UPDATES:
+            yield self._finding(
+                "Weights and {} were restored, but the random state in the checkpoint was not set:"
+                f" {self.updates_since} updates drew other samples and masks than the run would"
+                " have.",
                 self.load_site,
                 certainty=self.certainty if self.random_known else Certainty.HEURISTIC,
-                counter=self.counter,
-                updates_since=self.updates_since,
                 fix="Call torch.set_rng_state() with the saved state.",
+                updates_since=self.updates_since,
             )
+        saved = "optimizer" in self.contents
         for optimizer in self.trace.optimizers:
             if optimizer.key in self.fresh and optimizer.steps >= LEAST_UPDATES:
-                kind, site = self.fresh[optimizer.key]
-                here = "optimizer" in self.contents
-                saved = f"it is {'' if here else 'not '}in the checkpoint"
-                message = (
-                    f"Weights and {self.counter!r} were restored, but the state of {kind} was not"
-                    f" ({saved}): its moments restarted from zero for {optimizer.steps} updates."
-                )
-                yield self.report(
-                    message,
-                    site,
-                    certainty=self.certainty,
-                    counter=self.counter,
-                    optimizer=kind,
-                    saved=here,
+                yield self._finding(
+                    f"Weights and {{}} were restored, but the state of {optimizer.kind} was not"
+                    f" (it is {'' if saved else 'not '}in the checkpoint): its moments restarted"
+                    f" from zero for {optimizer.steps} updates.",
+                    self.fresh[optimizer.key],
+                    optimizer=optimizer.kind,
+                    saved=saved,
                     updates_since=optimizer.steps,
                 )
         for part, (site, kind, what) in self.missing.items():
-            message = (
-                f"Weights and {self.counter!r} were restored, but the {part} ({kind}) was not:"
-                f" {what} started anew."
-            )
-            yield self.report(
-                message, site, certainty=self.certainty, counter=self.counter, **{part: kind}
+            yield self._finding(
+                f"Weights and {{}} were restored, but the {part} ({kind}) was not: {what} started"
+                " anew.",
+                site,
+                **{part: kind},
             )
         if self.restarts:
-            site, _ = self.restarts[0]
-            message = (
-                f"After weights and {self.counter!r} were restored, {len(self.restarts)} epochs"
-                " started from random states that epochs before the checkpoint had started from:"
-                " the same order of samples comes again."
-            )
-            yield self.report(
-                message,
-                site,
-                certainty=self.certainty,
-                counter=self.counter,
+            yield self._finding(
+                f"After weights and {{}} were restored, {len(self.restarts)} epochs started from"
+                " random states that epochs before the checkpoint had started from: the same order"
+                " of samples comes again.",
+                self.restarts[0],
                 repeated_epochs=len(self.restarts),
             )
+
+    def _finding(self, message: str, site: Site, **facts: Any) -> Finding:
+        """A finding that names the counter of the checkpoint where the message has braces."""
+        known: dict[str, Any] = {"certainty": self.certainty, "counter": self.counter, **facts}
+        return self.report(message.format(repr(self.counter)), site, **known)
 
 
 def _counter(contents: Any, counted: Container[str]) -> str:

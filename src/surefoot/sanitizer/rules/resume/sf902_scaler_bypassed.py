@@ -11,7 +11,7 @@ LEAST = 3
 
 
 class ScalerBypassed(Rule, page=__file__):
-    """S with a pending scale and no G.step."""
+    """An optimizer steps on gradients of a scaled loss, and not by scaler.step()."""
 
     def setup(self) -> None:
         self.tallies: dict[int, Tally] = defaultdict(Tally)

@@ -14,7 +14,7 @@ FIRST = 8
 
 
 class Fp16NoScaler(Rule, page=__file__):
-    """fp16 autocast forward, B on an unscaled loss, exactly-zero gradients."""
+    """A forward under float16 autocast, an unscaled loss, and gradients that are exactly zero."""
 
     def setup(self) -> None:
         self.half_forward = False
