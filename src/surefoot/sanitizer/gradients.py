@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from surefoot.sanitizer import graph
 from surefoot.sanitizer.state import OptimizerState, ParameterState, Table
 
 WITNESSED = 6
@@ -92,7 +93,7 @@ class GradientLedger:
                 scaled = scaled or (is_fresh and _is_scaled(before, state.witness))
         for state, gradient in changed:
             state.touched = True
-            if gradient.is_sparse or gradient.device.type != "cpu":
+            if not graph.is_readable(gradient):
                 state.unknown = True
             elif not bool(gradient.any()):
                 state.contributions = state.used = 0
@@ -129,7 +130,7 @@ class GradientLedger:
 
 
 def _first_values(gradient: torch.Tensor) -> tuple[float, ...]:
-    if gradient.is_sparse or gradient.device.type != "cpu" or gradient.is_complex():
+    if not graph.is_readable(gradient) or gradient.is_complex():
         return ()
     values: list[float] = gradient.detach().reshape(-1)[:WITNESSED].tolist()
     return tuple(values)

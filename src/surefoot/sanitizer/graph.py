@@ -179,6 +179,13 @@ def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
             yield from tensors_in(item, depth - 1)
 
 
+def is_readable(tensor: torch.Tensor, deep: bool = False) -> bool:
+    """Whether a tensor has values, one after another, that the host may read now."""
+    on_host = tensor.device.type == "cpu" or (deep and tensor.device.type != "meta")
+    is_plain = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
+    return on_host and is_plain
+
+
 def first_node(value: Any) -> Node | None:
     """The node of the first tensor in `value` that has a graph behind it."""
     return next((t.grad_fn for t in tensors_in(value) if t.grad_fn is not None), None)

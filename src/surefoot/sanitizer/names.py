@@ -15,6 +15,19 @@ from surefoot.sanitizer.state import ParameterState
 MODELS_KEPT = 64
 
 
+def parameters_of(module: nn.Module) -> Iterator[nn.Parameter]:
+    """The parameters of a module, each once.
+
+    A script may have overridden `parameters` to give a list, groups, or something else.
+    """
+    seen: set[int] = set()
+    for part in module.modules():
+        for parameter in part._parameters.values():
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield parameter
+
+
 class ModelNames:
     """The outermost modules, and the names that they give to parameters."""
 

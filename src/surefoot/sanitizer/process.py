@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from surefoot.sanitizer.request import Request, request_as_json
-from surefoot.sanitizer.summary import Summary
+from surefoot.sanitizer.summary import Summary, failure
 
 
 class ProcessAudit:
@@ -27,11 +27,21 @@ class ProcessAudit:
         self.request = request
         self.folder = folder
         self._watch: Any = None
+        self._error = ""
         self._reporter: Any = None
         self._children: Any = None
 
     def attach(self) -> None:
-        """Begins to watch; loads torch."""
+        """Begins to watch; loads torch. Where that fails, the script runs unwatched."""
+        try:
+            self._attach()
+        except Exception:
+            self._error = failure("attach")
+            if self._watch is not None:
+                self._watch.probe.detach()
+            self._watch = None
+
+    def _attach(self) -> None:
         session = importlib.import_module("surefoot.sanitizer.session")
         children = importlib.import_module("surefoot.sanitizer.children")
         reporter = importlib.import_module("surefoot.sanitizer.reporter")
@@ -54,7 +64,8 @@ class ProcessAudit:
         """Stops watching; a script that never loaded torch has nothing to be said about."""
         if self._watch is None:
             sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, _AfterImport)]
-            return Summary(rank=0, outcome=outcome, updates=0, findings=[])
+            errors = [self._error] * bool(self._error)
+            return Summary(0, outcome, updates=0, findings=[], internal_errors=errors)
         self._reporter.__exit__(None, None, None)
         self._children.__exit__(None, None, None)
         self._watch.end(outcome)

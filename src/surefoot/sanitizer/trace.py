@@ -16,7 +16,7 @@ from torch import nn
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.frames import NOWHERE, Site, user_site
 from surefoot.sanitizer.gradients import GradientLedger
-from surefoot.sanitizer.names import ModelNames
+from surefoot.sanitizer.names import ModelNames, parameters_of
 from surefoot.sanitizer.request import StopAudit
 from surefoot.sanitizer.state import (
     WINDOW_LIMIT,
@@ -154,7 +154,7 @@ class Trace:
         if looked == self.updates:
             return trained
         keys = set()
-        for tensor in module.parameters():
+        for tensor in parameters_of(module):
             state = self.parameters.find(tensor)
             if state is not None:
                 keys.add(state.key)

@@ -9,6 +9,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from surefoot.sanitizer.listener import Listener
 from surefoot.sanitizer.matchers.leaves import some_values
+from surefoot.sanitizer.names import parameters_of
 
 MOST_MODULES = 1_000
 LEAST_INTERVALS = 5
@@ -37,7 +38,7 @@ class WeightCopies(Listener):
             return False
         if isinstance(module, AveragedModel):
             return True
-        tensor = next((p for p in module.parameters() if p.numel() > 1), None)
+        tensor = next((p for p in parameters_of(module) if p.numel() > 1), None)
         if tensor is None:
             return False
         key, values = self.trace.module_key(module), some_values(tensor)
@@ -71,4 +72,4 @@ def gives_targets(intervals: set[int], updates: int) -> bool:
 
 def shapes_of(module: nn.Module) -> Shapes:
     """The shapes of its parameters: a model and its copies have the same."""
-    return tuple(tuple(parameter.shape) for parameter in module.parameters())
+    return tuple(tuple(parameter.shape) for parameter in parameters_of(module))

@@ -25,9 +25,10 @@ _latest: tuple[weakref.ref[torch.Tensor] | None, int, int] = (None, 0, 0)
 
 
 def first_tensor(values: Iterable[Any]) -> torch.Tensor | None:
-    """The first tensor with a batch axis among the arguments of a call."""
+    """The first dense tensor with a batch axis among the arguments of a call."""
     for tensor in graph.tensors_in(list(values)):
-        if tensor.dim() >= 1 and tensor.numel() > 1:
+        is_dense = tensor.layout is torch.strided and not tensor.is_nested
+        if is_dense and tensor.dim() >= 1 and tensor.numel() > 1:
             return tensor
     return None
 
@@ -35,7 +36,7 @@ def first_tensor(values: Iterable[Any]) -> torch.Tensor | None:
 def of_batch(tensor: torch.Tensor, deep: bool = False) -> int | None:
     """A digest of a whole batch; None where reading it would wait for a device."""
     global _latest
-    if tensor.device.type != "cpu" and not deep:
+    if not graph.is_readable(tensor, deep):
         return None
     # Tensors of inference mode count no versions.
     version = -1 if tensor.is_inference() else tensor._version
@@ -53,7 +54,7 @@ def of_batch(tensor: torch.Tensor, deep: bool = False) -> int | None:
 
 def of_rows(tensor: torch.Tensor, deep: bool = False) -> list[int]:
     """A digest of each sample of a batch; empty where samples are too small to be told apart."""
-    if tensor.dim() < 2 or (tensor.device.type != "cpu" and not deep):
+    if tensor.dim() < 2 or not graph.is_readable(tensor, deep):
         return []
     rows = _array(tensor).reshape(tensor.shape[0], -1)
     least = LEAST_FLOATS if tensor.is_floating_point() else LEAST_INTEGERS

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from surefoot.sanitizer import events as ev
+from surefoot.sanitizer import graph
 from surefoot.sanitizer.frames import Site
 from surefoot.sanitizer.listener import Listener
 
@@ -126,7 +127,7 @@ class UnheldLeaves(Listener):
 
 def some_values(tensor: torch.Tensor) -> tuple[float, ...]:
     """A few values of a tensor, where the host may read them."""
-    if tensor.device.type != "cpu" or tensor.is_sparse or tensor.is_complex():
+    if not graph.is_readable(tensor) or tensor.is_complex():
         return ()
     flat = tensor.detach().reshape(-1)
     sample: list[float] = flat[:: max(1, flat.numel() // VALUES)][:VALUES].tolist()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,11 @@ def attach(patches: Patches) -> None:
     trace = patches.trace
 
     def backward(original: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
-        roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        if isinstance(tensors, Iterator):
+            # It can be read once: torch and we read the same tuple.
+            tensors = tuple(tensors)
+        given = tensors if isinstance(tensors, list | tuple) else (tensors,)
+        roots = [tensor for tensor in given if isinstance(tensor, torch.Tensor)]
         uses, terms, scaled = trace.safely(_before, trace, roots) or (1, (), False)
         trace.causes.append("backward")
         try:

@@ -41,9 +41,7 @@ def attach(patches: Patches) -> None:
     def iterate(original: Any, self: DataLoader[Any]) -> Any:
         trace.safely(_started, trace, self)
         iterator = original(self)
-        state = trace.loaders.find(self)
-        if state is not None:
-            iterator.__dict__["_surefoot_loader"] = state
+        trace.safely(_mark, trace, self, iterator)
         return iterator
 
     def fetch_next(original: Any, self: _BaseDataLoaderIter) -> Any:
@@ -74,6 +72,12 @@ def _started(trace: Trace, loader: DataLoader[Any]) -> None:
             state.num_batches = None
     state.epochs += 1
     trace.emit(ev.LoaderStarted(**trace.here(), loader=state, owner=loader))
+
+
+def _mark(trace: Trace, loader: DataLoader[Any], iterator: Any) -> None:
+    state = trace.loaders.find(loader)
+    if state is not None:
+        vars(iterator)["_surefoot_loader"] = state
 
 
 def _sampler(loader: DataLoader[Any]) -> Any:
@@ -140,13 +144,21 @@ def _watch_workers(patches: Patches, kind: type, folder: Path) -> None:
         if worker is None or done >= WORKER_FETCHES:
             return original(self, indices)
         counts[os.getpid()] = done + 1
-        before = random_streams(worker.dataset)
+        before = _streams_of(worker)
         try:
             return original(self, indices)
         finally:
-            _write(folder, worker, done, before, random_streams(worker.dataset))
+            _write(folder, worker, done, before, _streams_of(worker))
 
     patches.set(kind, "fetch", fetch)
+
+
+def _streams_of(worker: Any) -> dict[str, str]:
+    try:
+        return random_streams(worker.dataset)
+    except Exception:
+        # A data set may refuse to be looked at; in a worker there is nobody to be told.
+        return {}
 
 
 def _write(folder: Path, worker: Any, fetch: int, before: Any, after: Any) -> None:

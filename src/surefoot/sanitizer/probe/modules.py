@@ -15,6 +15,7 @@ from torch.optim import swa_utils
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.frames import Site, called_by_user, user_site
+from surefoot.sanitizer.names import parameters_of
 from surefoot.sanitizer.probe.patches import Patches
 from surefoot.sanitizer.trace import Trace
 
@@ -63,7 +64,10 @@ class ModuleCalls:
         weight = layer.weight
         if weight is not None and not weight.requires_grad:
             return False
-        if not args or args[0].shape[0] < 2 or not torch.is_grad_enabled():
+        given = args[0] if args else None
+        if not isinstance(given, torch.Tensor) or given.dim() < 2 or given.shape[0] < 2:
+            return False
+        if not torch.is_grad_enabled():
             return False
         entry.count += 1
         self.active_batch_norm += 1
@@ -82,8 +86,8 @@ class ModuleCalls:
     def has_parameters(self, module: nn.Module) -> bool:
         entry = self.trainable.get(id(module))
         if entry is None or entry[0]() is not module:
-            entry = (weakref.ref(module), next(module.parameters(), None) is not None)
-            self.trainable[id(module)] = entry
+            found = self.trace.safely(next, parameters_of(module), None) is not None
+            entry = self.trainable[id(module)] = weakref.ref(module), found
         return entry[1]
 
 
@@ -124,8 +128,8 @@ def attach(patches: Patches) -> None:
         return result
 
     def enter(original: Any, self: torch.autocast) -> Any:
-        if calls.stack and self._enabled:
-            calls.autocast = self.fast_dtype
+        if calls.stack and getattr(self, "_enabled", False):
+            calls.autocast = getattr(self, "fast_dtype", None)
         return original(self)
 
     owners: dict[int, tuple[weakref.ref[torch.Tensor], weakref.ref[nn.Module], str]] = {}
@@ -140,7 +144,7 @@ def attach(patches: Patches) -> None:
     patches.around(torch.autocast, "__enter__", enter)
     patches.around(nn.Module, "train", train)
     for name in DROPOUTS:
-        patches.around(functional, name, _dropout(calls))
+        patches.around(functional, name, _dropout(calls, name != "alpha_dropout"))
     patches.around(functional, "scaled_dot_product_attention", _attention(calls))
     patches.around(functional, "embedding", _embedding(calls))
     _attach_update_bn(patches)
@@ -273,7 +277,10 @@ def _sensitive(calls: ModuleCalls, module: nn.Module, args: tuple[Any, ...]) -> 
 
 def _asked_by_user() -> bool:
     # Above are `train` here and the wrapper; `eval()` is torch's own call of `train(False)`.
-    through_eval = sys._getframe(3).f_code is nn.Module.eval.__code__
+    try:
+        through_eval = sys._getframe(3).f_code is nn.Module.eval.__code__
+    except ValueError:
+        return False
     return called_by_user(5 if through_eval else 4)
 
 
@@ -290,33 +297,35 @@ def _mode(trace: Trace, module: nn.Module, mode: bool, by_user: bool) -> None:
     trace.emit(ev.ModeChanged(**trace.here(), module=module, training=bool(mode), by_user=by_user))
 
 
-def _dropout(calls: ModuleCalls) -> Any:
-    def dropout(
-        original: Any,
-        input: torch.Tensor,
-        p: float = 0.5,
-        training: bool = True,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        if training and p > 0:
-            calls.trace.safely(_drawn, calls)
-        elif p > 0 and calls.stack and not isinstance(calls.stack[-1], _DropoutNd):
-            calls.idle += 1
-            calls.idle_dropout += 1
-        return original(input, p, training, *args, **kwargs)
+def _dropout(calls: ModuleCalls, drops_by_default: bool) -> Any:
+    def dropout(original: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.trace.safely(_dropped, calls, drops_by_default, args[1:], kwargs)
+        return original(*args, **kwargs)
 
     return dropout
 
 
+def _dropped(calls: ModuleCalls, drops: bool, args: tuple[Any, ...], kwargs: Any) -> None:
+    given = dict(zip(("p", "training"), args, strict=False))
+    options = {"p": 0.5, "training": drops, **given, **kwargs}
+    if options["p"] > 0 and options["training"]:
+        _drawn(calls)
+    elif options["p"] > 0 and calls.stack and not isinstance(calls.stack[-1], _DropoutNd):
+        calls.idle += 1
+        calls.idle_dropout += 1
+
+
 def _attention(calls: ModuleCalls) -> Any:
     def attention(original: Any, *args: Any, **kwargs: Any) -> Any:
-        probability = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
-        if probability > 0:
-            calls.trace.safely(_drawn, calls)
+        calls.trace.safely(_attended, calls, args, kwargs)
         return original(*args, **kwargs)
 
     return attention
+
+
+def _attended(calls: ModuleCalls, args: tuple[Any, ...], kwargs: Any) -> None:
+    if (args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)) > 0:
+        _drawn(calls)
 
 
 def _drawn(calls: ModuleCalls) -> None:

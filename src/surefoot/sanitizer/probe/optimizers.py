@@ -14,6 +14,7 @@ from torch.optim.optimizer import (
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.frames import NOWHERE, user_site
+from surefoot.sanitizer.names import parameters_of
 from surefoot.sanitizer.probe.patches import Patches
 from surefoot.sanitizer.state import OptimizerState, ParameterState
 from surefoot.sanitizer.trace import Trace
@@ -51,7 +52,8 @@ def _wrapped(optimizer: Optimizer) -> Optimizer | None:
 def attach(patches: Patches) -> None:
     """Watches optimizers for as long as the patches are in place."""
     trace = patches.trace
-    depth = 0
+    running: list[int] = []
+    """Identities of the optimizers whose step runs, the outermost first."""
 
     def construct(original: Any, self: Optimizer, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
@@ -88,9 +90,13 @@ def attach(patches: Patches) -> None:
         trace.emit(ev.StepEnd(seq=trace.seq, site=site, optimizer=state, update=record))
 
     def pre(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        nonlocal depth
-        depth += 1
-        if depth == 1:
+        if id(optimizer) in running:
+            # No optimizer steps within its own step: the one before was ended by an error.
+            running.clear()
+            if "step" in trace.causes:
+                trace.causes.remove("step")
+        running.append(id(optimizer))
+        if len(running) == 1:
             # The optimizer itself is the first positional argument that the hook receives.
             trace.safely(begin, optimizer, args[1:] if args else (), kwargs)
             trace.causes.append("step")
@@ -98,9 +104,9 @@ def attach(patches: Patches) -> None:
             trace.safely(step_within, optimizer)
 
     def post(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        nonlocal depth
-        depth = max(depth - 1, 0)
-        if depth == 0:
+        if running:
+            running.pop()
+        if not running:
             trace.safely(end, optimizer)
             if trace.causes and trace.causes[-1] == "step":
                 trace.causes.pop()
@@ -138,14 +144,25 @@ def _zero_module(trace: Trace) -> Any:
 
 
 def _tracked(trace: Trace, module: nn.Module) -> list[ParameterState]:
-    found = (trace.parameters.find(tensor) for tensor in module.parameters())
+    found = (trace.parameters.find(tensor) for tensor in parameters_of(module))
     return [state for state in found if state is not None]
 
 
 def _zero(
     trace: Trace, original: Any, args: Any, kwargs: Any, states: list[ParameterState]
 ) -> None:
-    trace.safely(trace.gradients.observe, states)
+    lost = trace.safely(_before_zero, trace, states) or []
+    trace.causes.append("zero")
+    try:
+        original(*args, **kwargs)
+        trace.safely(_after_zero, trace, states, lost)
+    finally:
+        trace.causes.pop()
+
+
+def _before_zero(trace: Trace, states: list[ParameterState]) -> list[OptimizerState]:
+    """The optimizers with gradients that nobody has used, which are lost now."""
+    trace.gradients.observe(states)
     keys = {state.key for state in states if state.grad_id}
     touched = [
         optimizer
@@ -156,13 +173,7 @@ def _zero(
         # What another optimizer has used is no window of this one any more.
         if not optimizer.has_unused and not optimizer.cleared:
             trace.settle(optimizer, NOWHERE)
-    lost = [optimizer for optimizer in touched if optimizer.has_unused]
-    trace.causes.append("zero")
-    try:
-        original(*args, **kwargs)
-        trace.safely(_after_zero, trace, states, lost)
-    finally:
-        trace.causes.pop()
+    return [optimizer for optimizer in touched if optimizer.has_unused]
 
 
 def _after_zero(trace: Trace, states: list[ParameterState], lost: list[OptimizerState]) -> None:

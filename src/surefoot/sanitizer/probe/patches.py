@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -16,6 +17,12 @@ from surefoot.sanitizer.frames import is_user_file
 from surefoot.sanitizer.trace import Trace
 
 _MISSING = object()
+_running_transform = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
+
+
+def _is_transformed() -> bool:
+    """Whether torch compiles, or runs a transform (`vmap`, `grad`) whose tensors have no values."""
+    return torch.compiler.is_compiling() or _running_transform() is not None
 
 
 class Patches:
@@ -40,7 +47,7 @@ class Patches:
 
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if not trace.active or trace.busy or torch.compiler.is_compiling():
+            if not trace.active or trace.busy or _is_transformed():
                 return original(*args, **kwargs)
             return observe(original, *args, **kwargs)
 
@@ -66,10 +73,12 @@ class Patches:
 
     def _rebind(self, original: Any, wrapper: Any) -> None:
         for module in list(sys.modules.values()):
-            file = getattr(module, "__file__", None)
-            if not isinstance(file, str) or not is_user_file(file):
+            # Modules that load themselves late may run code, and fail, when they are asked.
+            names = getattr(module, "__dict__", None) if isinstance(module, ModuleType) else None
+            file = None if names is None else names.get("__file__")
+            if names is None or not isinstance(file, str) or not is_user_file(file):
                 continue
-            for name, value in list(vars(module).items()):
+            for name, value in list(names.items()):
                 if value is original:
                     self.set(module, name, wrapper)
 

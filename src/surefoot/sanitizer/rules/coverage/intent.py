@@ -13,6 +13,7 @@ from surefoot.sanitizer import graph
 from surefoot.sanitizer.listener import Listener
 from surefoot.sanitizer.matchers.copies import shapes_of
 from surefoot.sanitizer.matchers.mode_words import ModeWords
+from surefoot.sanitizer.names import parameters_of
 
 MOST_MODULES = 10_000
 ONE_LAYER = 2
@@ -101,4 +102,4 @@ class Intent(Listener):
 
 def of_module(module: nn.Module) -> Iterator[torch.Tensor]:
     """The parameters of a module that ask for a gradient."""
-    return (parameter for parameter in module.parameters() if parameter.requires_grad)
+    return (parameter for parameter in parameters_of(module) if parameter.requires_grad)

@@ -9,6 +9,7 @@ import torch
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.matchers.leaves import Leaf, UnheldLeaves, listed
+from surefoot.sanitizer.names import parameters_of
 from surefoot.sanitizer.rules.base import Certainty, Finding, Findings, Rule
 from surefoot.sanitizer.rules.coverage.intent import Intent, of_module
 
@@ -86,7 +87,7 @@ class ParamNotInOptimizer(Rule, page=__file__):
         # Which models are trained at all: their other parameters are missing, not fixed.
         for module in self.trace.names.models():
             if self.trace.is_trained(module):
-                for parameter in module.parameters():
+                for parameter in parameters_of(module):
                     if len(self.partly) < MOST_PARAMETERS:
                         self.partly.add(id(parameter))
 

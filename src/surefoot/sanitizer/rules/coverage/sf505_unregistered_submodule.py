@@ -9,6 +9,7 @@ from torch import nn
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.matchers.leaves import UnheldLeaves, listed
+from surefoot.sanitizer.names import parameters_of
 from surefoot.sanitizer.rules.base import Certainty, Findings, Rule, Site
 
 MOST_ITEMS = 1000
@@ -35,7 +36,9 @@ class UnregisteredSubmodule(Rule, page=__file__):
         inside = self.roots.get(key)
         if inside is None or not all(id(p) in inside for p in own):
             # Built anew: submodules may have been added since.
-            inside = self.roots[key] = {id(p) for p in event.root.parameters()}
+            inside = self.roots[key] = {
+                id(p) for p in (*parameters_of(event.root), *event.root.parameters())
+            }
         names = type(event.module).__name__, type(event.root).__name__
         if not all(id(p) in inside for p in own) and _is_in_plain_container(
             event.root, event.module
@@ -68,7 +71,7 @@ class UnregisteredSubmodule(Rule, page=__file__):
     def _is_registered(self, leaf: torch.Tensor) -> bool:
         """Whether some other model that was called has it: a part that several models use."""
         models = self.trace.names.models()
-        return any(leaf is parameter for model in models for parameter in model.parameters())
+        return any(leaf is parameter for model in models for parameter in parameters_of(model))
 
     def findings(self) -> Findings:
         if self.held:

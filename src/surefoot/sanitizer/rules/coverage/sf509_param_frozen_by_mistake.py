@@ -9,6 +9,7 @@ from torch import nn
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer import graph
+from surefoot.sanitizer.names import parameters_of
 from surefoot.sanitizer.rules.base import Findings, Rule, Site
 
 LEAST = 3
@@ -60,7 +61,7 @@ class ParamFrozenByMistake(Rule, page=__file__):
             state = self.trace.parameters.find(layer.weight)
             if state is not None and state.backwards:
                 continue
-            others = [p for p in event.module.parameters() if p.requires_grad and p.dim() > 1]
+            others = [p for p in parameters_of(event.module) if p.requires_grad and p.dim() > 1]
             if others and (own not in known or _looks_fresh(layer)):
                 self.found[key] = name, type(event.module).__name__, event.site
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from surefoot.sanitizer.listener import Listener
 from surefoot.sanitizer.matchers.leaves import some_values
+from surefoot.sanitizer.names import parameters_of
 from surefoot.sanitizer.state import OptimizerState, ParameterState
 
 MOST_MODULES = 1_000
@@ -40,7 +41,7 @@ class Lives(Listener):
         """Keys of the parameters of a model that optimizers hold."""
         key = self.trace.module_key(module)
         if not self._members.get(key) and len(self._members) < MOST_MODULES:
-            found = (self.trace.parameters.find(tensor) for tensor in module.parameters())
+            found = (self.trace.parameters.find(tensor) for tensor in parameters_of(module))
             self._members[key] = frozenset(state.key for state in found if state is not None)
         if key not in self._first and len(self._first) < MOST_MODULES:
             self._first[key] = _values(module)
@@ -80,4 +81,4 @@ def _witness(optimizer: OptimizerState) -> ParameterState | None:
 
 
 def _values(module: nn.Module) -> tuple[float, ...]:
-    return next((some_values(tensor) for tensor in module.parameters() if tensor.dim() > 1), ())
+    return next((some_values(tensor) for tensor in parameters_of(module) if tensor.dim() > 1), ())

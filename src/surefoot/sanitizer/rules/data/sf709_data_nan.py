@@ -88,7 +88,7 @@ class DataNan(Rule, page=__file__):
         return any(self._is_bad(tensor) for ref in tensors if (tensor := ref()) is not None)
 
     def _is_bad(self, tensor: torch.Tensor) -> bool:
-        readable = tensor.device.type == "cpu" or self.trace.deep
+        readable = graph.is_readable(tensor, self.trace.deep)
         return (
             readable
             and tensor.is_floating_point()

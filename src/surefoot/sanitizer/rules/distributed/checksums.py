@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer.listener import Listener
+from surefoot.sanitizer.names import parameters_of
 from surefoot.sanitizer.rules.base import NOWHERE, Findings, Rule, Site
 from surefoot.sanitizer.state import OptimizerState
 from surefoot.sanitizer.trace import Trace
@@ -68,7 +69,7 @@ class RankSums(Listener):
         self._share(event.ranks)
         self.averages_gradients = True
         key = self.trace.module_key(event.wrapper)
-        for tensor in event.wrapper.parameters():
+        for tensor in parameters_of(event.wrapper):
             self.wrapper_of[id(tensor)] = key
 
     def on_parallel_forward(self, event: ev.ParallelForward) -> None:

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer import graph
 from surefoot.sanitizer.matchers.mode_words import ModeWords
+from surefoot.sanitizer.names import parameters_of
 from surefoot.sanitizer.rules.base import NOWHERE, Certainty, Findings, Rule, Site, share
 
 LEAST = 3
@@ -88,7 +89,7 @@ class TrainInEvalMode(Rule, page=__file__):
 
     def _keys_of(self, module: nn.Module | None) -> set[int]:
         """Keys of the parameters of a module that optimizers hold."""
-        tensors = () if module is None else module.parameters()
+        tensors = () if module is None else parameters_of(module)
         states = (self.trace.parameters.find(tensor) for tensor in tensors)
         return {state.key for state in states if state is not None}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from surefoot.sanitizer import events as ev
+from surefoot.sanitizer.names import parameters_of
 from surefoot.sanitizer.rules.base import Findings, Rule, Site
 from surefoot.sanitizer.rules.modes.active_calls import ActiveCalls, is_active
 
@@ -30,7 +31,7 @@ class TeacherInTrainMode(Rule, page=__file__):
     def on_forward_end(self, event: ev.ForwardEnd) -> None:
         if not is_active(event) or not self.trace.training_began:
             return
-        parameters = list(event.module.parameters())
+        parameters = list(parameters_of(event.module))
         if event.grad_enabled and any(p.requires_grad for p in parameters):
             return
         version, key = sum(p._version for p in parameters), self.trace.module_key(event.module)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from surefoot.sanitizer import events as ev
+from surefoot.sanitizer.names import parameters_of
 from surefoot.sanitizer.rules.base import Findings, Rule, Site
 
 LEAST = 3
@@ -38,7 +39,7 @@ class FrozenBnDrift(Rule, page=__file__):
             return
         if module.weight.requires_grad or module.bias.requires_grad or not root.training:
             return
-        key, version = self.trace.module_key(module), sum(p._version for p in module.parameters())
+        key, version = self.trace.module_key(module), sum(p._version for p in parameters_of(module))
         if key not in self.layers:
             name = next((n for n, m in root.named_modules() if m is module), "")
             self.layers[key] = _FrozenLayer(name, type(root).__name__, event.site, version)
