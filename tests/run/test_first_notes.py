@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 import surefoot
+from parallel.small_runs import assembled
 from surefoot import DatasetSource, Trainer
 from surefoot.core.errors import ModelError, UserExitError
 from surefoot.data.second_look import second_look
+from surefoot.run.first_notes import notes_of
 
 X = torch.arange(96.0).reshape(24, 4) / 96
 Y = X.sum(1, keepdim=True)
@@ -115,6 +119,14 @@ def test_a_parameter_without_a_gradient_is_named_once(tmp_path: Path) -> None:
     assert "2 of 4 trainable parameters" in said and "idle.weight, idle.bias" in said
     whole = Trainer(nn.Linear(4, 1), (X, Y), squares, settings=settings(), runs=tmp_path).fit()
     assert not any("no gradient" in note for note in notes(whole.folder))
+
+
+def test_why_there_is_no_utilization_is_said() -> None:
+    with closing(assembled("classifier", settings())) as assembly:
+        assert not [note for note in notes_of(assembly) if "utilization" in note]
+        pace = replace(assembly.pace, flops_unknown="a stream is not read ahead")
+        (note,) = (n for n in notes_of(replace(assembly, pace=pace)) if "utilization" in n)
+    assert note.endswith("were not counted: a stream is not read ahead")
 
 
 def test_a_step_refuses_a_model_in_evaluation_mode() -> None:

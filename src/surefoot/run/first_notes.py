@@ -23,6 +23,8 @@ def notes_of(assembly: Assembly) -> Iterator[str]:
             f"train.compile=auto compiles {chosen.extent} ({chosen.reason}): the first update "
             "takes some 10 to 30 s longer; train.compile=off leaves it"
         )
+    if unknown := assembly.pace.flops_unknown:
+        yield f"no utilization (MFU): the operations of a sample were not counted: {unknown}"
     material = assembly.material
     if assembly.coupling:
         yield assembly.coupling + split_of(assembly)
