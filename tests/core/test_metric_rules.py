@@ -77,8 +77,9 @@ def test_plateau_cools_down_and_has_a_floor() -> None:
     assert decisions(plateau, [5, 5, 5, 5, 5, 5, 5]) == [1, 0.1, 0.1, 0.1, 0.05, 0.05, 0.05]
 
 
-def test_plateau_counts_a_nan_as_bad() -> None:
-    assert decisions(Plateau("min", factor=0.5, patience=2), [1, math.nan, math.nan]) == [1, 1, 0.5]
+def test_plateau_does_not_count_what_was_not_measured() -> None:
+    values = [1, math.nan, math.nan, 1, math.nan, 1]
+    assert decisions(Plateau("min", factor=0.5, patience=2), values) == [1, 1, 1, 1, 1, 0.5]
 
 
 @given(
@@ -119,8 +120,10 @@ def test_early_stopping_asks_for_min_delta() -> None:
     assert decisions(EarlyStopping("min", 2, 0.5), [3, 2.6, 2.4]) == [False, False, False]
 
 
-def test_early_stopping_ends_a_run_of_nans() -> None:
-    assert decisions(EarlyStopping("min", 3), [math.nan] * 3) == [False, False, True]
+def test_early_stopping_does_not_count_what_was_not_measured() -> None:
+    assert decisions(EarlyStopping("min", 2), [math.nan] * 4) == [False] * 4
+    values = [1, 2, math.nan, math.inf]
+    assert decisions(EarlyStopping("min", 2), values) == [False, False, False, True]
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,14 @@ from typing import Literal
 import torch
 from torch import nn
 
+from surefoot.assembly.deciding import watched_metric
 from surefoot.config.sections import Settings
 from surefoot.config.sections.optimizers import OptimizerSection
 from surefoot.config.sections.schedules import PlateauSection
 from surefoot.core.plateau import Plateau, PlateauState
 from surefoot.core.schedules import Schedule
 from surefoot.core.stopping import EarlyStopping, StoppingState
-from surefoot.engine.decisions import RuleState, WatchedMetric
+from surefoot.engine.decisions import RuleState
 from surefoot.engine.guard import Guard, NonFinitePolicy
 from surefoot.engine.spike_guard import SpikeGuard, SpikePolicy, SpikeSettings
 from surefoot.numerics.clipping import ClipNorm, NoClip
@@ -30,6 +31,7 @@ from surefoot.optim.ledger import GroupOverride, ParameterLedger
 from surefoot.optim.registry import build_optimizer
 from surefoot.optim.state_on_host import check_state_on_host
 from surefoot.optim.update import Course, SkipKind, UpdateOptimizer
+from surefoot.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class OptimizerSide:
 
 def make_optimizer_side(
     model: nn.Module,
+    task: Task,
     settings: Settings,
     schedule: Schedule,
     precision: Precision,
@@ -69,7 +72,7 @@ def make_optimizer_side(
     ledger = make_ledger(model, settings.optimizer, elsewhere)
     optimizer = make_optimizer(settings, ledger, precision, device, is_sharded=is_sharded)
     loss_scale = make_loss_scale(settings, precision, device)
-    plateau, clip_norm = _plateau_state(settings), settings.train.clip_norm
+    plateau, clip_norm = _plateau_state(settings, task), settings.train.clip_norm
     return OptimizerSide(
         ledger=ledger,
         optimizer=optimizer,
@@ -77,7 +80,7 @@ def make_optimizer_side(
         average=WeightEma(model, settings.ema.decay) if settings.ema.kind == "on" else NoAverage(),
         course=Course(schedule, plateau),
         plateau=plateau,
-        stopping=_stopping_state(settings),
+        stopping=_stopping_state(settings, task),
         guard=make_guard(settings, loss_scale, optimizer),
         clip_norm=inf if clip_norm == "off" else float(clip_norm),
         clip=NoClip() if clip_norm == "off" else ClipNorm(float(clip_norm)),
@@ -164,26 +167,26 @@ def make_guard(settings: Settings, loss_scale: LossScale, optimizer: UpdateOptim
     )
 
 
-def _plateau_state(settings: Settings) -> RuleState:
+def _plateau_state(settings: Settings, task: Task) -> RuleState:
     section = settings.schedule
     if not isinstance(section, PlateauSection):
         return RuleState(None, None, 1.0, PlateauState.from_json)
+    watched = watched_metric(section, "schedule", settings, task)
     rule = Plateau(
-        direction=section.direction,
+        direction=watched.direction,
         factor=section.factor,
         patience=section.patience,
         min_delta=section.min_delta,
         cooldown=section.cooldown,
         floor=section.floor,
     )
-    watched = WatchedMetric(section.metric, section.direction)
     return RuleState(rule, watched, 1.0, PlateauState.from_json)
 
 
-def _stopping_state(settings: Settings) -> RuleState:
+def _stopping_state(settings: Settings, task: Task) -> RuleState:
     section = settings.early_stopping
     if section.kind == "off":
         return RuleState(None, None, False, StoppingState.from_json)
-    rule = EarlyStopping(section.direction, section.patience, section.min_delta)
-    watched = WatchedMetric(section.metric, section.direction)
+    watched = watched_metric(section, "early_stopping", settings, task)
+    rule = EarlyStopping(watched.direction, section.patience, section.min_delta)
     return RuleState(rule, watched, False, StoppingState.from_json)

@@ -70,6 +70,7 @@ def make_trainable(
     layers = layers_of(laid_out, place)
     optimizing = make_optimizer_side(
         model,
+        task,
         settings,
         schedule,
         precision,

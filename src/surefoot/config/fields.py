@@ -9,7 +9,7 @@ import re
 from abc import ABC
 from collections.abc import Callable
 from math import inf
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -237,6 +237,9 @@ Capacity = Annotated[
     float | str, BeforeValidator(_number_or("dropless")), WithJsonSchema(_TEXT_OR_NUMBER)
 ]
 AutoSize = Annotated[int | str, BeforeValidator(_whole_or("auto")), WithJsonSchema(_TEXT_OR_NUMBER)]
+AS_TASK: Final = "as-task"
+"""Of a metric or its direction: the task says it."""
+WatchedDirection = Literal["as-task", "min", "max"]
 AsInTraining = Annotated[
     int | str, BeforeValidator(_whole_or("as-in-training")), WithJsonSchema(_TEXT_OR_NUMBER)
 ]

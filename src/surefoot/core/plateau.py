@@ -5,6 +5,7 @@ Holds no counter of its own: the state is a value and part of the checkpoint.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -81,7 +82,9 @@ class Plateau:
         return PlateauState()
 
     def __call__(self, state: PlateauState, metric: float) -> tuple[PlateauState, float]:
-        """The next state, and the multiplier of the rate from now on."""
+        """The next state, and the multiplier of the rate from now on; NaN counts for nothing."""
+        if math.isnan(metric):
+            return state, self.verdict(state)
         if is_improvement(metric, state.best, self.direction, self.min_delta):
             state = replace(state, best=float(metric), bad_evaluations=0)
         else:

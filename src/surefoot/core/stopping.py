@@ -8,12 +8,30 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from surefoot.core.errors import RequestError
 
 Direction = Literal["min", "max"]
 """Which way is better."""
+
+
+SMALLER_IS_BETTER: Final = frozenset(
+    {"loss", "cross_entropy", "bits_per_byte", "perplexity", "mse", "mae", "rmse"}
+)
+LARGER_IS_BETTER: Final = frozenset({"accuracy", "f1", "recall", "precision", "average_precision"})
+
+
+def usual_direction(metric: str) -> Direction | None:
+    """Which way a metric is better by its name alone; None for a name that nobody knows.
+
+    >>> usual_direction("validation/accuracy"), usual_direction("loss/fit"), usual_direction("x")
+    ('max', 'min', None)
+    """
+    parts = metric.split("/")
+    if "loss" in parts or parts[-1] in SMALLER_IS_BETTER:
+        return "min"
+    return "max" if parts[-1] in LARGER_IS_BETTER else None
 
 
 def is_improvement(
@@ -57,7 +75,7 @@ class EarlyStopping:
     """Stops at the `patience`-th evaluation in a row without improvement.
 
     `stopping(state, metric) -> (state, stop)`. An improvement is more than `min_delta` better than
-    the best value so far; NaN and infinity never are.
+    the best value so far; infinity never is. NaN is no measurement: it counts for nothing.
 
     >>> stopping = EarlyStopping(direction="max", patience=2)
     >>> state, stops = stopping.begin(), []
@@ -86,6 +104,8 @@ class EarlyStopping:
 
     def __call__(self, state: StoppingState, metric: float) -> tuple[StoppingState, bool]:
         """The next state, and whether the run ends now."""
+        if math.isnan(metric):
+            return state, self.verdict(state)
         if is_improvement(metric, state.best, self.direction, self.min_delta):
             return StoppingState(best=float(metric)), False
         bad = state.bad_evaluations + 1

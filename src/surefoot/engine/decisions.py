@@ -71,28 +71,29 @@ class RuleState:
         read: Callable[[Mapping[str, Any]], Any],
     ) -> None:
         self._rule = rule
-        self._watched = watched
+        self.watched = watched
+        """The metric it is shown; None for a rule that is off."""
         self._read = read
-        self._state = rule.begin() if rule is not None else None
+        self.state = rule.begin() if rule is not None else None
         self.verdict = verdict
 
     def show(self, reports: Sequence[EvalReport]) -> bool:
         """Applies the rule; returns whether its verdict changed."""
-        if self._rule is None or self._watched is None:
+        if self._rule is None or self.watched is None:
             return False
         before = self.verdict
-        self._state, self.verdict = self._rule(self._state, self._watched.value(reports))
+        self.state, self.verdict = self._rule(self.state, self.watched.value(reports))
         return bool(self.verdict != before)
 
     def state_dict(self) -> dict[str, Any]:
-        held = None if self._state is None else self._state.as_json()
+        held = None if self.state is None else self.state.as_json()
         return {"state": held, "verdict": self.verdict}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Puts a state back; a rule that is off now, or was off then, keeps its own start."""
         if self._rule is not None and state["state"] is not None:
-            self._state = self._read(state["state"])
-            self.verdict = self._rule.verdict(self._state)
+            self.state = self._read(state["state"])
+            self.verdict = self._rule.verdict(self.state)
 
 
 class Decisions:
@@ -117,6 +118,12 @@ class Decisions:
         self.plateau = plateau
         self.stopping = stopping
         self._latest: tuple[int, float] | None = None
+        self.is_best = False
+        """Whether the latest evaluation is the best one so far."""
+
+    def best_at(self, step: int) -> bool:
+        """Whether `step` was evaluated, and is the best one so far."""
+        return self.is_best and self._latest is not None and self._latest[0] == step
 
     def decided_at(self, step: int) -> dict[str, Any] | None:
         """The deciding metric as it was evaluated at `step`; None where it was not."""
@@ -135,7 +142,8 @@ class Decisions:
         """Returns the reason to finish, or None; `tell` receives each decision as an event."""
         value = self.deciding.value(reports)
         self._latest = step, value
-        if is_improvement(value, self.best.value, self.deciding.direction):
+        self.is_best = is_improvement(value, self.best.value, self.deciding.direction)
+        if self.is_best:
             self.best.value, self.best.step = value, step
         if self.plateau.show(reports):
             message = f"the metric stopped improving: the rate is now x {self.plateau.verdict:g}"
@@ -154,4 +162,9 @@ class Decisions:
         """
         if not self.stopping.verdict:
             return None
-        return f"early stopping: best {self.best.value} at step {self.best.step}"
+        watched, state = self.stopping.watched, self.stopping.state
+        assert watched is not None
+        assert state is not None
+        reason = f"early stopping: {watched.name} has not improved for {state.bad_evaluations} "
+        reason += f"evaluation{'s' if state.bad_evaluations > 1 else ''}; best {state.best}"
+        return f"{reason} at step {self.best.step}" if watched == self.deciding else reason

@@ -77,6 +77,8 @@ class LoopParts:
     stop_request: StopRequest
     finish_saves: Callable[[], object] = lambda: None
     """Waits for what is still being written."""
+    is_best: Callable[[int], bool] = lambda step: False
+    """Whether the evaluation at this step is the best so far, and is to be saved."""
     ephemeral_every: Cadence = field(default_factory=AtEnd)
     """When a checkpoint is due that only bridges the time to the next one."""
     decided_before: Callable[[], str | None] = lambda: None
@@ -236,7 +238,7 @@ class Loop:
             parts.compare_ranks(parts.progress.step)
         if parts.evaluate_every.due(before, now):
             end = self._evaluate()
-        if parts.save_every.due(before, now):
+        if parts.save_every.due(before, now) or parts.is_best(parts.progress.step):
             self._save()
         elif parts.ephemeral_every.due(before, now) and end is None and not is_last:
             self._save(SaveKind.EPHEMERAL)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from string import ascii_uppercase
 
+from surefoot.core.stopping import usual_direction
 from surefoot.judge.contract import verdict_on
 from surefoot.judge.differences import DifferingFact, differing_facts
 from surefoot.judge.repeats import is_repeat
@@ -22,10 +23,6 @@ from surefoot.observe.readers.runs import RunStatus
 
 ENOUGH = 3
 """Number of seeds on each side required to claim a difference."""
-SMALLER_IS_BETTER = frozenset(
-    {"loss", "cross_entropy", "bits_per_byte", "perplexity", "mse", "mae", "rmse"}
-)
-LARGER_IS_BETTER = frozenset({"accuracy", "f1", "recall", "precision", "average_precision"})
 
 
 class ComparisonOutcome(StrEnum):
@@ -155,11 +152,7 @@ def _results(
 def _direction(name: str, run: RunData) -> str:
     metric = name.partition("/")[2]
     _, deciding, direction = run.deciding
-    if metric == deciding:
-        return direction
-    if metric in SMALLER_IS_BETTER:
-        return "min"
-    return "max" if metric in LARGER_IS_BETTER else ""
+    return direction if metric == deciding else usual_direction(metric) or ""
 
 
 def _usable(

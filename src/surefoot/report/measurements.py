@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from surefoot.judge.compare import LARGER_IS_BETTER, SMALLER_IS_BETTER
+from surefoot.core.stopping import LARGER_IS_BETTER, SMALLER_IS_BETTER
 from surefoot.judge.verdict import ContractVerdict, Standing
 from surefoot.observe.events import EventKind
 from surefoot.observe.readers.run_data import RunData

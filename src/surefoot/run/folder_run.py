@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from surefoot.assembly.deciding import saves_best
 from surefoot.assembly.run_parts import Assembly, MicroBatches
 from surefoot.core.budget import Budget
 from surefoot.core.disk import free_bytes
@@ -140,6 +141,7 @@ class FolderRun:
             float(settings.loader.deadline.value),
         )
         self._failure: BaseException | None = None
+        self._weightless: set[str] = set()
 
     # -- the beginning -------------------------------------------------------------------------
 
@@ -240,6 +242,7 @@ class FolderRun:
                 evaluate_every=due.evaluate_every,
                 save=self.save,
                 save_every=due.save_every,
+                is_best=assembly.decisions.best_at if saves_best(settings) else never_best,
                 ephemeral_every=due.ephemeral_every,
                 finish_saves=finish_saves,
                 stop_request=self._stop,
@@ -288,6 +291,13 @@ class FolderRun:
         reports = self.assembly.evaluator.run(step, should_abort, self._before_eval_batch)
         for report in reports:
             self.journal.observers.on_eval(report)
+            if not report.weight and report.name not in self._weightless:
+                self._weightless.add(report.name)
+                self.journal.note(
+                    f"the validation set {report.name} is empty: none of its {report.samples} "
+                    "samples carries any weight, its metrics are NaN and decide nothing. Are all "
+                    "of its targets left out (-100), or masked?"
+                )
         return self.assembly.decisions(step, reports, self.log.tell)
 
     def _before_eval_batch(self) -> None:
@@ -417,6 +427,11 @@ class FolderRun:
             metrics=dict(self.journal.latest.values),
             model=self.assembly.material.model,
         )
+
+
+def never_best(step: int) -> bool:
+    """No evaluation is saved for its metric."""
+    return False
 
 
 def _nothing() -> None:

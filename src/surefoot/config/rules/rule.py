@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from surefoot.config.fields import AS_TASK
 from surefoot.config.sections.schedules import MultiStepSection, ScheduleSection
 from surefoot.core.errors import Violation
 
@@ -15,6 +16,11 @@ Rule = Callable[..., Iterator[Violation]]
 def broken(path: str, rule: str, remedy: str = "") -> Violation:
     """A violation whose origin is filled in by the caller."""
     return Violation(path, "", rule, remedy)
+
+
+def named_metric(metric: str) -> str:
+    """A watched metric, for a message; the task's own has no name yet."""
+    return "a metric" if metric == AS_TASK else metric
 
 
 def spans(schedule: ScheduleSection) -> Iterator[tuple[str, Any]]:

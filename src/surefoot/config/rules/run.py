@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from surefoot.config.rules.rule import Rule, broken, spans
+from surefoot.config.rules.rule import Rule, broken, named_metric, spans
 from surefoot.config.sections.data import DataSection
 from surefoot.config.sections.optimizers import OptimizerSection, SGDSection
 from surefoot.config.sections.run import (
@@ -66,7 +66,8 @@ def early_stopping_needs_evaluations(
     if early_stopping.kind == "on" and evaluate.every in ("end", "never"):
         yield broken(
             "early_stopping.kind",
-            f"watches {early_stopping.metric}, and evaluate.every is {evaluate.every}",
+            f"watches {named_metric(early_stopping.metric)}, and evaluate.every is "
+            f"{evaluate.every}",
             'use evaluate.every=epoch, or for example "100 steps"',
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from surefoot.config.rules.rule import Rule, broken, spans
+from surefoot.config.rules.rule import Rule, broken, named_metric, spans
 from surefoot.config.sections.optimizers import OptimizerSection, SGDSection
 from surefoot.config.sections.run import EvaluateSection, TrainSection
 from surefoot.config.sections.schedules import (
@@ -170,7 +170,8 @@ def plateau_needs_evaluations(
     if isinstance(schedule, PlateauSection) and evaluate.every in ("end", "never"):
         yield broken(
             "schedule.kind",
-            f"plateau watches {schedule.metric}, and evaluate.every is {evaluate.every}",
+            f"plateau watches {named_metric(schedule.metric)}, and evaluate.every is "
+            f"{evaluate.every}",
             'use evaluate.every=epoch, or for example "100 steps"',
         )
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from surefoot.config.fields import (
+    AS_TASK,
     AsInTraining,
     ClipNorm,
     Duration,
@@ -20,6 +21,7 @@ from surefoot.config.fields import (
     NotNegativeNumber,
     Section,
     Text,
+    WatchedDirection,
     Whole,
 )
 from surefoot.config.sections.parts import ClipSection, SinkSection
@@ -82,6 +84,9 @@ class CheckpointSection(Section):
     """Number of latest checkpoints to keep."""
     keep_best: Whole = 1
     """Number of best checkpoints by the deciding metric to keep."""
+    save_best: Literal["auto", "on", "off"] = "auto"
+    """Save at each evaluation that is the best so far; `auto`: where a metric decides over the end
+    (early stopping) or over the verdict (a contract on the best evaluation)."""
     keep_every: EverySteps = "never"
     """Keep checkpoints at multiples of this for ever."""
     ephemeral_every: EveryOrNever = "never"
@@ -139,8 +144,10 @@ class EarlyStoppingOnSection(Section):
     """The run ends when a metric has stopped improving."""
 
     kind: Literal["on"]
-    metric: Text = "loss"
-    direction: Literal["min", "max"] = "min"
+    metric: Text = AS_TASK
+    """METRIC or SET/METRIC; `as-task`: the one that decides, the contract's or else the task's."""
+    direction: WatchedDirection = AS_TASK
+    """`as-task`: the way in which that metric is better, where the task or its name says it."""
     patience: Whole = 3
     """Number of evaluations without improvement until the run ends."""
     min_delta: NotNegativeNumber = 0.0

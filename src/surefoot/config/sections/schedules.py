@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, Tag
 
 from surefoot.config.fields import (
+    AS_TASK,
     BelowOne,
     CooldownStart,
     Factor,
@@ -22,6 +23,7 @@ from surefoot.config.fields import (
     Span,
     SpanOrUndecided,
     Total,
+    WatchedDirection,
     Whole,
 )
 from surefoot.config.sections.parts import PART_TAG, PartSection, by_kind
@@ -29,7 +31,6 @@ from surefoot.core.doors import OURS, Door
 from surefoot.core.units import Steps
 
 NO_WARMUP = Steps(0)
-Direction = Literal["min", "max"]
 CooldownShape = Literal["linear", "cosine", "sqrt"]
 
 
@@ -134,8 +135,9 @@ class PlateauSection(Section):
     """A drop by `factor` when a metric of the evaluations has stopped improving."""
 
     kind: Literal["plateau"]
-    metric: Annotated[str, Field(min_length=1)] = "loss"
-    direction: Direction = "min"
+    metric: Annotated[str, Field(min_length=1)] = AS_TASK
+    """As in early_stopping."""
+    direction: WatchedDirection = AS_TASK
     factor: Factor = 0.1
     patience: Whole = 10
     """Number of evaluations without improvement until the rate drops."""
