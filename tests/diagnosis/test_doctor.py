@@ -141,10 +141,12 @@ def test_every_cause_is_explained_and_has_a_bad_run() -> None:
             assert len(text) > 15
 
 
-def test_the_page_lists_every_cause() -> None:
+def test_the_page_lists_every_cause_in_its_own_words() -> None:
     page = (DOCS / "doctor-causes.md").read_text(encoding="utf-8")
     for cause in all_causes():
-        assert f"| `{cause.info.slug}` |" in page
+        info, needs = cause.info, ", ".join(need.name for need in cause.needs)
+        row = f"| `{info.slug}` | {info.code} | {info.title} {info.observes} | {needs} |"
+        assert row in page, f"docs/doctor-causes.md wants the line\n{row}"
 
 
 def test_the_problems_are_three() -> None:

@@ -29,7 +29,7 @@ class Series:
 
     Args:
         rows: [N] number of the row of the log that each value stands in, ascending.
-        steps: [N] updates completed, as the log says; it may stand still or go back.
+        steps: [N] updates completed, as the log says; it may repeat or go back.
         values: [N] as recorded, NaN and infinities among them.
     """
 
@@ -226,7 +226,7 @@ class RecordingBuilder:
     def _next_step(self, row: Mapping[Name, object]) -> float:
         """The step of a row: as it says; else its whole epoch; else one more than the last.
 
-        A count that begins anew with each epoch goes on.
+        A count that restarts with each epoch is continued.
         """
         step, epoch = (as_number(row.get(Name("", name))) for name in ("step", "epoch"))
         epoch = None if epoch is None or not math.isfinite(epoch) else epoch

@@ -20,7 +20,7 @@ from surefoot.diagnosis.robust import ranks, running_median, spread
 
 @cause(own_page("bad-batch"), needs=(LOSS,), min_losses=30)
 def bad_batch(log: LogFeatures) -> Sign | None:
-    """Single batches stand far above the rest."""
+    """The loss of single batches is far above that of all others."""
     loss, found = log.loss, _single_spikes(log)
     if not found or len(found) > max(4, 0.02 * len(loss)):
         return None
@@ -74,7 +74,7 @@ def _reach_of_tail(left: Floats) -> float:
 
 @cause(own_page("labels-unrelated"), needs=(LOSS,), min_losses=20, only_finite=True)
 def labels_unrelated(log: LogFeatures) -> Sign | None:
-    """The labels do not belong to the inputs: the loss stays at that of a guess."""
+    """The labels do not match the inputs: the loss stays at that of a guess."""
     loss, first, motion = log.loss, log.first_loss, log.weights.motion
     by_frequency = _settles_at_frequencies(log) or _answers_the_same(log)
     settles = by_frequency or _settles_at_guess(log) or _guesses_on(log)
@@ -202,7 +202,7 @@ def data_not_shuffled(log: LogFeatures) -> Sign | None:
         return None
     pairs = [float(np.corrcoef(a, b)[0, 1]) for a, b in itertools.pairwise(folds)]
     agreement, freedom = float(np.median(pairs)), period - degree - 1
-    # Two stretches of a curve that learns may bend alike.
+    # Two parts of a learning curve may correlate.
     alike = limits.MIN_AGREEMENT if len(pairs) > 1 else limits.MIN_AGREEMENT_OF_ONE_PAIR
     if agreement < max(alike, limits.SURE_ERRORS / (freedom * len(pairs)) ** 0.5):
         return None
@@ -224,7 +224,7 @@ def _without_trend(values: Floats, degree: int) -> Floats:
 
 @cause(own_page("uneven-batches"), needs=(LOSS, BATCH_ITEMS))
 def uneven_batches(log: LogFeatures) -> Sign | None:
-    """Batches of very different size: the loss swings with them."""
+    """Batch sizes differ widely, and the loss varies with them."""
     loss, items = log.recording.aligned("loss", "weight")[1:]
     sound = np.isfinite(loss) & np.isfinite(items) & (items > 0)
     loss, items = loss[sound], items[sound]
@@ -283,7 +283,7 @@ def _short_ones_are_sums(loss: Floats, items: Floats, level: Floats) -> Sign | N
 
 @cause(own_page("target-leaks"), needs=(LOSS,), min_losses=limits.MIN_ROWS)
 def target_leaks(log: LogFeatures) -> Sign | None:
-    """The target can be read from the input: the loss falls to nearly nothing at once."""
+    """The target can be read from the input: the loss falls to nearly zero at once."""
     if log.first_loss <= 0:
         return None
     copied = _is_copied(log)
@@ -296,7 +296,7 @@ def target_leaks(log: LogFeatures) -> Sign | None:
 
 
 def _is_copied(log: LogFeatures) -> bool:
-    """Whether a loss over a vocabulary is at nearly nothing, and not known by heart."""
+    """Whether a loss over a vocabulary is at nearly nothing, and not memorized."""
     first, classes = log.first_loss, log.classes
     if first > math.log(limits.MAX_CLASSES):
         return False  # No guess: weights out of scale, of whose first loss anything is little.
@@ -312,7 +312,7 @@ def _is_copied(log: LogFeatures) -> bool:
         return False  # Sorting, copying, counting: tasks without noise, which can be learnt.
     if not classes.is_language:
         return all_new and evaluated and little
-    # What was seen often may be known by heart, and nothing says that it is not.
+    # What was seen often may be memorized, and nothing says that it is not.
     often = len(epochs) > 0 and float(epochs.max()) > 2 and not evaluated
     return little and not often
 
@@ -332,7 +332,7 @@ def _is_there_at_once(log: LogFeatures) -> bool:
 
 def _falls_on_new_samples(log: LogFeatures) -> bool:
     """Whether the train loss is at nearly nothing, and the validation loss is high: of samples that
-    the run had never seen before, none is known by heart."""
+    the run had never seen before, none is memorized."""
     values, first = log.validation.values, log.first_loss
     high = len(values) > 1 and float(np.median(values[-2:])) > first / 2
     return high and log.loss.end < limits.MAX_LEARNT_SHARE_OF_NEW_SAMPLES * first
@@ -340,7 +340,7 @@ def _falls_on_new_samples(log: LogFeatures) -> bool:
 
 def _trains_alone(log: LogFeatures) -> bool:
     """Whether the train loss is at nearly nothing for a quarter of the run, and the validation
-    loss, far above it, goes on falling: what is learnt by heart makes it rise."""
+    loss, far above it, goes on falling: what is memorized makes it rise."""
     loss, values = log.loss, log.validation.values
     if len(values) < 4 or loss.level(0.75, 0.85) > limits.MAX_LEARNT_SHARE * log.first_loss:
         return False

@@ -19,7 +19,7 @@ from surefoot.diagnosis.robust import linearity, median_curvature
 
 @cause(own_page("overfitting"), needs=(LOSS, VALIDATION_LOSS), min_losses=4)
 def overfitting(log: LogFeatures) -> Sign | None:
-    """The validation loss turned and rises while the train loss goes on falling."""
+    """The validation loss has a minimum and rises while the training loss keeps falling."""
     loss, validation, values = log.loss, log.validation, log.validation.values
     if len(values) < 4 or log.progress.drop < 0.1:
         return None
@@ -31,7 +31,7 @@ def overfitting(log: LogFeatures) -> Sign | None:
     steadily = linearity(after) > limits.MIN_LINEARITY_OF_RISE
     far = rise > limits.MIN_RISE_PER_GAIN * gained
     far = far or (steadily and rise > limits.MIN_STEADY_RISE_PER_BEST * best)
-    # Where the training data are known by heart, the turn is clear though evaluations are noisy.
+    # Where the training data are memorized, the turn is clear though evaluations are noisy.
     fitted = loss.end < limits.MAX_FITTED_LOSS_PER_BEST * best
     if gained <= 0 or not far or rise <= (2 if fitted else 4) * median_curvature(values):
         return None
@@ -57,7 +57,7 @@ def overfitting(log: LogFeatures) -> Sign | None:
     only_finite=True,
 )
 def underfitting(log: LogFeatures) -> Sign | None:
-    """Train and validation loss stall together, early and high."""
+    """Training and validation loss stall together, early and high."""
     loss, values, first, found = log.loss, log.validation.values, log.first_loss, log.evaluations
     if len(values) < 5 or loss.end < limits.MIN_SHARE_LEFT * first:
         return None
@@ -108,7 +108,7 @@ def _ends_near_guess(log: LogFeatures) -> bool:
 
 @cause(own_page("validation-differs"), needs=(LOSS, VALIDATION_LOSS), min_losses=limits.MIN_ROWS)
 def validation_differs(log: LogFeatures) -> Sign | None:
-    """The validation loss does not follow the train loss from the first evaluation on."""
+    """The validation loss does not follow the training loss from the first evaluation on."""
     loss, values, steps = log.loss, log.validation.values, log.validation.series.steps
     first, most = log.first_loss, limits.MAX_SHARE_FOLLOWED
     learnt = float(loss.part(0, 0.1).mean()) - float(loss.part(0.5, 1).mean())
@@ -137,7 +137,7 @@ def validation_differs(log: LogFeatures) -> Sign | None:
         return None
     if (first - float(values.min())) / way > 2 * most:
         return None
-    # Who has seen the samples often may know them by heart: then it can be overfitting.
+    # Who has seen the samples often may have memorized them: then it can be overfitting.
     rises = float(np.median(values[-3:])) - float(values.min())
     by_heart = rises > limits.MIN_RISE_AFTER_BEST * abs(first)
     by_heart = by_heart and log.evaluations.followed_until_best
@@ -156,7 +156,7 @@ def validation_differs(log: LogFeatures) -> Sign | None:
 
 @cause(own_page("wrong-loss"), needs=(LOSS,), min_losses=limits.MIN_ROWS, only_finite=True)
 def wrong_loss(log: LogFeatures) -> Sign | None:
-    """The loss does not fit the model's outputs."""
+    """The loss function does not fit the model's outputs."""
     return _falls_below_zero(log) if log.loss.end < 0 else _stands_after_softmax(log)
 
 
@@ -182,8 +182,8 @@ def _stands_after_softmax(log: LogFeatures) -> Sign | None:
     if known is None and loss.series.steps[0] > 1 and not still:
         return None
     classes = known or round(exp_capped(max(initial, 0.0)))
-    told = accuracy is not None or known is not None
-    if classes < 2 or (classes > limits.MAX_CLASSES_FROM_LOSS and not told):
+    stated = accuracy is not None or known is not None
+    if classes < 2 or (classes > limits.MAX_CLASSES_FROM_LOSS and not stated):
         return None
     floor = math.log(math.e + classes - 1) - 1
     at_floor = max(abs(loss.end - floor), loss.noise) < limits.MAX_OFF_FLOOR * floor

@@ -17,7 +17,7 @@ from surefoot.diagnosis.robust import linearity, median_before, ranks, spikes
 
 @cause(own_page("exploding-gradients"), needs=(LOSS, GRADIENT))
 def exploding_gradients(log: LogFeatures) -> Sign | None:
-    """The gradient norm shoots up again and again."""
+    """The gradient norm spikes repeatedly."""
     gradient = log.gradient
     if (seen := _overflows_at_once(log)) is not None:
         return seen
@@ -201,7 +201,7 @@ def _levels_of_parts(log: LogFeatures) -> dict[str, object] | None:
 
 @cause(own_page("weights-do-not-move"), needs=(LOSS,), min_losses=limits.MIN_ROWS, only_finite=True)
 def weights_do_not_move(log: LogFeatures) -> Sign | None:
-    """The weights stay what they were."""
+    """The weights do not change."""
     norms, losses = log.weights.norms, log.validation.values
     if len(norms) >= 3 and (norms != norms[0]).any():
         return None
@@ -226,7 +226,7 @@ def weights_do_not_move(log: LogFeatures) -> Sign | None:
 
 @cause(own_page("gradients-not-cleared"), needs=(GRADIENT,))
 def gradients_not_cleared(log: LogFeatures) -> Sign | None:
-    """Each gradient holds all the ones before it: zero_grad is missing."""
+    """Gradients accumulate over updates: zero_grad is missing."""
     gradient, values, steps = log.gradient, log.gradient.values, log.gradient.series.steps
     if len(values) < 20 or values[0] <= 0:
         return None
@@ -255,7 +255,7 @@ def gradients_not_cleared(log: LogFeatures) -> Sign | None:
 
 @cause(own_page("one-tower-spikes"), needs=(GRADIENT_PER_TOWER,))
 def one_tower_spikes(log: LogFeatures) -> Sign | None:
-    """One tower's gradients shoot up while the others are steady."""
+    """The gradients of one tower spike while those of the others do not."""
     towers = list(log.recording.family("grad_norm"))
     steps, *columns = log.recording.aligned(*(f"grad_norm/{name}" for name in towers))
     table = np.array(columns)

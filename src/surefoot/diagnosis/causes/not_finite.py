@@ -15,7 +15,7 @@ from surefoot.diagnosis.needs import ANY_LOSS
 
 @cause(own_page("half-precision-overflow"), needs=(ANY_LOSS,))
 def half_precision_overflow(log: LogFeatures) -> Sign | None:
-    """Gradients overflow in fp16 again and again."""
+    """Gradients overflow repeatedly in fp16."""
     scale = log.recording["loss_scale"].finite.values
     if len(scale) >= limits.MIN_ROWS and not (scale == 1.0).all():
         return _overflows_again(log) if float(np.ptp(scale)) == 0.0 else _scale_falls(log)
@@ -70,7 +70,7 @@ def _last_before(log: LogFeatures) -> float | None:
 
 @cause(own_page("non-finite-data"), needs=(ANY_LOSS,))
 def non_finite_data(log: LogFeatures) -> Sign | None:
-    """Some batch holds NaN or infinity."""
+    """A batch contains NaN or infinity."""
     broke = log.breakage
     if log.is_finite:
         return None
@@ -129,7 +129,7 @@ def _samples_seen_before(log: LogFeatures) -> bool:
 
 @cause(own_page("non-finite-loss-function"), needs=(ANY_LOSS,))
 def non_finite_loss_function(log: LogFeatures) -> Sign | None:
-    """The loss function divides by zero, or takes log or sqrt of it."""
+    """The loss function divides by zero, or takes the log or square root of zero."""
     broke = log.breakage
     if log.is_finite or broke.inputs_are_finite is False or broke.loss is None:
         return None

@@ -17,7 +17,7 @@ from surefoot.diagnosis.robust import running_median, spread
 
 @cause(own_page("rate-too-high"), needs=(LOSS,))
 def rate_too_high(log: LogFeatures) -> Sign | None:
-    """The learning rate is too high: the loss diverges, or bounces without a trend."""
+    """The learning rate is too high: the loss diverges, or fluctuates without a trend."""
     if not log.is_finite:
         return _grew_to_infinity(log)
     motion = log.weights.motion
@@ -26,7 +26,7 @@ def rate_too_high(log: LogFeatures) -> Sign | None:
         return None
     if log.gradients.spikes_from_start:
         return None
-    if (seen := _stands_above_start(log) or _was_thrown(log)) is not None:
+    if (seen := _stands_above_start(log) or _moved_too_far_at_once(log)) is not None:
         return seen
     if log.loss.noise < limits.MAX_NOISE_OF_STEADY_LOSS * abs(log.loss.end):
         return None
@@ -52,14 +52,14 @@ def _stands_above_start(log: LogFeatures) -> Sign | None:
     return sign("stands-above-start", highest_step=loss.step(int(loss.smooth.argmax())))
 
 
-def _was_thrown(log: LogFeatures) -> Sign | None:
+def _moved_too_far_at_once(log: LogFeatures) -> Sign | None:
     loss = log.loss
     peak = float(loss.values[: max(limits.LASTING_ROWS, len(loss) // 20)].max())
     grew = log.weights.grew_by_more_than(limits.MIN_RUNAWAY_GROWTH)
     little = log.progress.drop < limits.MAX_DROP_AFTER_RUNAWAY / 2
     if not grew or not little or peak <= limits.MIN_THROWN_LOSS * abs(log.first_loss):
         return None
-    return sign("thrown", peak_loss=peak)
+    return sign("moved-too-far", peak_loss=peak)
 
 
 def _bounces(log: LogFeatures) -> Sign | None:
@@ -146,11 +146,11 @@ def _hardly_gains(log: LogFeatures) -> Sign | None:
 
 @cause(own_page("rate-too-high-at-start"), needs=(LOSS,))
 def rate_too_high_at_start(log: LogFeatures) -> Sign | None:
-    """The first updates run at full rate, without a warm-up, and the loss jumps up."""
+    """The first updates run at the full learning rate, without a warm-up, and the loss jumps."""
     if log.schedule.starts_at_peak is False:
         return None
     if log.is_finite:
-        return (_weights_were_thrown(log) or _jumped_at_start(log)) if log.has_shape else None
+        return (_weights_moved_too_far(log) or _jumped_at_start(log)) if log.has_shape else None
     early = len(log.breakage.losses_before) <= limits.MAX_ROWS_BEFORE_EARLY_BREAK
     if not early or log.breakage.growth_before < limits.MIN_GROWTH_AT_START:
         return None
@@ -161,7 +161,7 @@ def _rows_after_first(log: LogFeatures) -> Floats:
     return log.loss.values[1 : max(4, len(log.loss) // 20) + 1]
 
 
-def _weights_were_thrown(log: LogFeatures) -> Sign | None:
+def _weights_moved_too_far(log: LogFeatures) -> Sign | None:
     growth = log.weights.lasting_early_growth
     if growth is None or log.schedule.starts_at_peak is not True:
         return None
@@ -171,7 +171,7 @@ def _weights_were_thrown(log: LogFeatures) -> Sign | None:
     # Small weights grow as fast at a good rate; then the loss does not rise.
     if _rows_after_first(log).max() < limits.MIN_LOSS_RISE_OF_THROW * abs(log.first_loss):
         return None
-    return sign("weights-thrown", weight_norm_growth_early=growth)
+    return sign("weights-moved-too-far", weight_norm_growth_early=growth)
 
 
 def _jumped_at_start(log: LogFeatures) -> Sign | None:
@@ -251,7 +251,7 @@ def _noise_after_start(log: LogFeatures) -> float:
 
 @cause(own_page("rate-too-high-late"), needs=(LOSS, RATE), min_losses=40, only_finite=True)
 def rate_too_high_late(log: LogFeatures) -> Sign | None:
-    """The rate that suited the beginning is too high for the rest: the loss stalls on a noisy
+    """The learning rate that suited the start is too high later: the loss stays on a noisy
     plateau."""
     loss, growth, found = log.loss, log.weights.growth, log.evaluations
     if not log.schedule.is_kept or log.gradients.spikes_from_start:

@@ -14,7 +14,7 @@ from surefoot.diagnosis.robust import linearity
 
 @cause(own_page("rate-too-low"), needs=(LOSS, RATE), min_losses=limits.MIN_ROWS, only_finite=True)
 def rate_too_low(log: LogFeatures) -> Sign | None:
-    """The learning rate is too low: the loss barely moves, or falls in a straight line."""
+    """The learning rate is too low: the loss barely changes, or falls in a straight line."""
     motion, sum_is_below = log.weights.motion, log.schedule.sum_is_below
     if not len(log.rate) or log.recording.last_step < limits.MIN_UPDATES_TO_JUDGE_RATE:
         return None
@@ -88,7 +88,7 @@ def _validation_is_straight(log: LogFeatures) -> bool:
 
 @cause(own_page("schedule-ends-early"), needs=(RATE,), only_finite=True)
 def schedule_ends_early(log: LogFeatures) -> Sign | None:
-    """The schedule was at its end long before the run was."""
+    """The schedule ended long before the run did."""
     rate, values = log.rate, log.rate.values
     if len(rate) < 10 or float(values.max()) <= 0:
         return None
@@ -123,7 +123,7 @@ def _stops_falling_at(log: LogFeatures, step: float) -> bool:
 
 @cause(own_page("warmup-too-long"), needs=(RATE,), only_finite=True)
 def warmup_too_long(log: LogFeatures) -> Sign | None:
-    """The rate is still climbing when the run ends."""
+    """The learning rate is still rising when the run ends."""
     values = log.rate.values
     if len(values) < 10:
         return None

@@ -32,7 +32,7 @@ FAILURES = (
 
 @cause(own_page("out-of-memory"), needs=(EVENTS,))
 def out_of_memory(log: LogFeatures) -> Sign | None:
-    """The run ended for lack of memory."""
+    """The run ended because memory ran out."""
     for event in reversed(log.recording.events):
         text = f"{event.message} {event.data.get('type', '')}"
         if event.kind.lower() in FAILURES and NO_MEMORY.search(text):
@@ -146,7 +146,7 @@ JUMP_ROWS = (4, 10, 25)
 
 @cause(own_page("resume-jump"), needs=(LOSS,), min_losses=30)
 def resume_jump(log: LogFeatures) -> Sign | None:
-    """At a resume, the loss jumps."""
+    """After a resume the run does not continue as before."""
     found = [seen for place in _resumes(log) if (seen := _change_at(log, place)) is not None]
     jumps = [seen for seen in found if seen.name == "jumps"]
     return next(iter([*jumps, *found]), None)
@@ -185,8 +185,8 @@ def _change_at(log: LogFeatures, place: int) -> Sign | None:
     rates, odd_rate = _rate_step(log, place)
     speed_up = _speed_up_of_weights(log, place)
     faster = speed_up >= limits.MIN_SPEED_UP_OF_WEIGHTS
-    anew = _counts_anew(log, place)
-    if not (jumps or odd_rate or faster or anew):
+    restarts = _count_restarts(log, place)
+    if not (jumps or odd_rate or faster or restarts):
         return None
     changed = float(np.median(after[:width]))
     return sign(
@@ -199,7 +199,7 @@ def _change_at(log: LogFeatures, place: int) -> Sign | None:
         rate_before=rates[0] if odd_rate else None,
         rate_after=rates[1] if odd_rate else None,
         rate_factor=rates[1] / rates[0],
-        count_before=loss.step(place - 1) if anew else None,
+        count_before=loss.step(place - 1) if restarts else None,
         pace_of_weights=speed_up,
         speed_up=speed_up if faster else None,
     )
@@ -214,7 +214,7 @@ def _jumps(before: Floats, after: Floats, width: int, noise: float, level: float
     return len(after) == width and jump > max(limits.SURE_ERRORS * error, 0.05 * abs(level))
 
 
-def _counts_anew(log: LogFeatures, place: int) -> bool:
+def _count_restarts(log: LogFeatures, place: int) -> bool:
     """Whether the step falls back to where the log began, though the weights are what they were."""
     steps, values, first = log.loss.series.steps, log.loss.values, log.first_loss
     if steps[place] > steps[: max(2, place // 20)].max():

@@ -61,11 +61,11 @@ def event_of(row: Mapping[str, Any], step: float) -> Event | None:
         return None
     data = row.get("data")
     said = [as_number(row[name]) for name in row if canonical(name) == Name("", "step")]
-    told = (row[name] for name in MESSAGES if isinstance(row.get(name), str))
+    texts = (row[name] for name in MESSAGES if isinstance(row.get(name), str))
     return Event(
         kind=kind.strip(),
         step=int(next((number for number in said if number is not None), step)),
-        message=next((text for text in told if text.strip()), ""),
+        message=next((text for text in texts if text.strip()), ""),
         data=dict(data) if isinstance(data, Mapping) else {},
         time=as_number(row.get("time")) or 0.0,
     )
