@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from surefoot.assembly.compilation import choose_compilation
+from surefoot.assembly.given_parts import GivenParts, OwnSchedule
 from surefoot.assembly.process import join_process
 from surefoot.assembly.task_layout import place_task
 from surefoot.assembly.update_parts import make_trainable, make_update
@@ -20,15 +21,18 @@ from surefoot.config.load import resolve_settings
 from surefoot.config.sections import Settings
 from surefoot.core.counting import Pace, updates_in
 from surefoot.core.errors import CheckpointError, RequestError
-from surefoot.core.reports import Event, Observer, StepReport
+from surefoot.core.reports import Event, StepReport
 from surefoot.data.batch import SINGLE_TERM, MicroBatch, move_to
 from surefoot.data.order import Cursor
 from surefoot.engine.evaluate import evaluate
 from surefoot.engine.step import Update
 from surefoot.engine.sum_check import FewSamples, check_sums
 from surefoot.engine.window import gather_window
+from surefoot.numerics.clipping import Clip
 from surefoot.numerics.modes import refuse_evaluation_mode
 from surefoot.observe.events import EventKind
+from surefoot.observe.observers import as_observer
+from surefoot.optim.own import MakeOptimizer
 from surefoot.optim.update import Course
 from surefoot.parallel.compilation import uncompiled
 from surefoot.run.resume_rules import BEGUN_FOR_KEY, Resumption, accept_differences
@@ -57,12 +61,32 @@ class TrainStep:
         model: any module; it is moved to the device. What has `requires_grad` is trained.
         task: one of `surefoot.tasks`, or a plain `loss(model, batch) -> sum` over its samples.
         settings: the sections `train` (`horizon` and `clip_norm` matter here), `optimizer`,
-            `schedule`, `precision`, `guard`, `ema`, `device`.
-        observers: receive every report.
+            `schedule`, `precision`, `guard`, `ema`, `device`; or a `Settings`.
+        observers: objects with some of the methods of `Observer`; they receive every report.
+        optimizer: one of your own: a class or function from parameter groups to a
+            `torch.optim.Optimizer`.
+        schedule: one of your own: a function from updates completed to a multiplier of the rate.
+        clip: one of your own: a function `(gradients, norm)` that changes gradients in place.
 
     Raises:
         ConfigError: everything that is wrong with the settings, at once.
-        RequestError: the model is no module, or the task no task, or `train.accumulation` is given.
+        RequestError: the model is no module, the task no task, or a part cannot be used; or
+            `train.accumulation` is given.
+
+    >>> model = nn.Linear(4, 1)
+    >>> step = TrainStep(
+    ...     model,
+    ...     lambda model, batch: ((model(batch[0]) - batch[1]) ** 2).sum(),
+    ...     settings={"train": {"horizon": "10 steps"}, "optimizer": {"lr": 0.01}},
+    ...     optimizer=torch.optim.RAdam,
+    ...     schedule=lambda n: 0.5**n,
+    ... )
+    >>> for _ in range(2):
+    ...     _ = step((torch.randn(8, 4), torch.randn(8, 1)))
+    >>> step.settle().lr["decay"]
+    0.005
+    >>> step
+    TrainStep(Linear, update 2)
     """
 
     def __init__(
@@ -70,20 +94,22 @@ class TrainStep:
         model: nn.Module,
         task: Task | Callable[[nn.Module, Any], LossSum],
         *,
-        settings: Mapping[str, Any],
-        observers: Sequence[Observer] = (),
+        settings: Mapping[str, Any] | Settings,
+        observers: Sequence[object] = (),
+        optimizer: MakeOptimizer | None = None,
+        schedule: OwnSchedule | None = None,
+        clip: Clip | None = None,
     ) -> None:
-        # The batches are the caller's: a micro-batch size would say nothing.
-        train = {"micro_batch": 1, **settings.get("train", {})}
-        if train.get("accumulation", 1) != 1:
+        self._given = GivenParts.of(optimizer, schedule, clip)
+        self._resolved = resolve_settings(_of_one_call(settings), given=self._given.names())
+        self.settings: Settings = self._resolved.config
+        if self.settings.train.accumulation != 1:
             raise RequestError(
                 "TrainStep does not take train.accumulation",
                 where="settings",
                 rule="a window is the batches of one call",
                 remedy="leave it out, and call step(first, second, third, fourth)",
             )
-        self._resolved = resolve_settings({**settings, "train": train})
-        self.settings: Settings = self._resolved.config
         if self.settings.guard.spikes == "roll-back":
             raise RequestError(
                 "TrainStep cannot roll back",
@@ -109,13 +135,19 @@ class TrainStep:
         )
         self.settings = self._compilation.settle(self.settings)
         self.task = place_task(self._own_task, model, self.settings, None)
-        schedule = make_schedule(self.settings, self._pace)
-        self._trainable = make_trainable(model, self.task, self.settings, schedule, process)
-        self._update = make_update(self._trainable, self.settings, tuple(observers))
+        made = make_schedule(self.settings, self._pace, given=self._given.schedule)
+        self._trainable = make_trainable(
+            model, self.task, self.settings, made, process, self._given
+        )
+        told = tuple(map(as_observer, observers))
+        self._update = make_update(self._trainable, self.settings, told)
         self._log = self._update.parts.log
         self.model = model
         self._begun_for = horizon if isinstance(horizon, int) else None
         self._is_loss_checked = False
+
+    def __repr__(self) -> str:
+        return f"TrainStep({type(self.model).__name__}, update {self.num_updates})"
 
     @property
     def num_updates(self) -> int:
@@ -228,7 +260,7 @@ class TrainStep:
         changes = accept_differences(before, self._resolved, accept)
         resumption = Resumption(before.config, tuple(changes), tuple(accept))
         begun_for = resumption.begun_for(manifest, self._pace) or self._begun_for
-        schedule = make_schedule(self.settings, self._pace, begun_for)
+        schedule = make_schedule(self.settings, self._pace, begun_for, self._given.schedule)
         resumption.check(manifest, {}, schedule, self._pace)
         parts = self._update.parts
         course = Course(schedule, self._trainable.optimizing.plateau)
@@ -245,3 +277,13 @@ class TrainStep:
             cursor_after=Cursor(),
             ends_window=True,
         )
+
+
+def _of_one_call(settings: Mapping[str, Any] | Settings) -> Mapping[str, Any] | Settings:
+    """The settings with a micro-batch size; it says nothing, as the batches are the caller's."""
+    if isinstance(settings, Settings) or not isinstance(settings, Mapping):
+        return settings
+    train = settings.get("train", {})
+    if not isinstance(train, Mapping):
+        return settings
+    return {**settings, "train": {"micro_batch": 1, **train}}

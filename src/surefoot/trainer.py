@@ -10,10 +10,11 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from torch import nn
 
+from surefoot.assembly.given_parts import GivenParts, OwnParts, check_names
 from surefoot.assembly.material import Prepared
 from surefoot.assembly.process import prepare_process
 from surefoot.assembly.run_parts import Assembly, Material, assemble
@@ -21,13 +22,13 @@ from surefoot.config.load import Resolved, resolve_settings
 from surefoot.config.sections import Settings
 from surefoot.config.yaml_text import read_yaml
 from surefoot.core.errors import RequestError
-from surefoot.core.reports import Observer
 from surefoot.data.sources.datasets import as_source
+from surefoot.observe.observers import as_observer
 from surefoot.observe.run_folder import CONFIG_NAME, MAX_NAME_LENGTH, RunFolder, read_config
 from surefoot.run.folder_run import RunResult
 from surefoot.run.session import Onlookers, RunRequest, start_run
 from surefoot.run.start import ResumeRequest
-from surefoot.tasks.given import MetricFunction, as_task, checked_model, with_metrics
+from surefoot.tasks.given import as_task, checked_model, with_metrics
 from surefoot.tasks.task import LossSum, Task
 
 
@@ -43,17 +44,36 @@ class Trainer:
         task: one of `surefoot.tasks`, or a plain `loss(model, batch) -> sum` over the samples of
             the batch; give `FunctionTask(loss, weight_fn)` where a loss counts something else.
         validation: one data set, or several by name.
-        metrics: further metrics of the evaluation, by name.
         settings: the sections of a recipe but model, data and task; `train.horizon` and
             `train.micro_batch` have no default. `surefoot show config diabetes-mlp` lists all keys;
             the run's `config.yaml` holds the value of each.
-        observers: receive every report; they cannot change the run.
         runs: the folder in which the run folder is made.
+        parts: of your own, by name: `metrics`, `observers`, `optimizer`, `schedule`, `clip` and
+            `sampler`; see `surefoot.assembly.given_parts.OwnParts`.
 
     Raises:
         ConfigError: everything that is wrong with the settings, at once.
         DataError: the data is none that can be trained on.
-        RequestError: the model is no module, or the task no task.
+        RequestError: the model is no module, the task no task, or a part cannot be used.
+
+    >>> import tempfile, torch
+    >>> inputs, targets = torch.randn(32, 4), torch.randn(32, 1)
+    >>> trainer = Trainer(
+    ...     nn.Linear(4, 1),
+    ...     (inputs, targets),
+    ...     lambda model, batch: ((model(batch[0]) - batch[1]) ** 2).sum(),
+    ...     settings={
+    ...         "train": {"horizon": "3 steps", "micro_batch": 8},
+    ...         "optimizer": {"lr": 0.01},
+    ...         "log": {"console": "off"},
+    ...     },
+    ...     optimizer=torch.optim.RAdam,
+    ...     runs=tempfile.mkdtemp(),
+    ... )
+    >>> trainer
+    Trainer('linear', 32 samples, RAdam, horizon 3 steps)
+    >>> trainer.fit().step
+    3
     """
 
     def __init__(
@@ -63,21 +83,32 @@ class Trainer:
         task: Task | Callable[[nn.Module, Any], LossSum],
         *,
         validation: Any = None,
-        metrics: Mapping[str, MetricFunction] | None = None,
         settings: Mapping[str, Any] | Settings,
-        observers: Sequence[Observer] = (),
         runs: str | Path = "runs",
+        **parts: Unpack[OwnParts],
     ) -> None:
-        self.resolved: Resolved[Settings] = resolve_settings(settings)
+        check_names(parts)
+        given = GivenParts.of(
+            parts.get("optimizer"), parts.get("schedule"), parts.get("clip"), parts.get("sampler")
+        )
+        self.resolved: Resolved[Settings] = resolve_settings(settings, given=given.names())
         self.name = _run_name(model)
         self._material = Material(
             model=checked_model(model),
-            task=with_metrics(as_task(task), metrics or {}),
+            task=with_metrics(as_task(task), parts.get("metrics", {})),
             train=as_source(data, "training data"),
             validation=_sources(validation),
+            given=given,
         )
-        self._observers = tuple(observers)
+        self._observers = tuple(map(as_observer, parts.get("observers", ())))
         self._runs = Path(runs).absolute()
+
+    def __repr__(self) -> str:
+        settings, train = self.resolved.config, self._material.train
+        size = f"{len(train):,} samples" if hasattr(train, "__len__") else "a stream"
+        optimizer = getattr(settings.optimizer, "target", "none").rpartition(":")[2]
+        kind = settings.optimizer.kind if optimizer == "none" else optimizer
+        return f"Trainer({self.name!r}, {size}, {kind}, horizon {settings.train.horizon})"
 
     def fit(self, resume: str | Path | None = None, accept: Sequence[str] = ()) -> RunResult:
         """Trains to the horizon.

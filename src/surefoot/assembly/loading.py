@@ -13,7 +13,7 @@ from torch import nn
 from surefoot.assembly.flop_count import sample_flops
 from surefoot.config.sections import Settings
 from surefoot.core.counting import Pace
-from surefoot.core.doors import GIVEN, Door, find_part, label_of
+from surefoot.core.doors import GIVEN, Door, find_part, handed_in, label_of
 from surefoot.core.errors import RequestError
 from surefoot.core.targets import call
 from surefoot.data.augment import preserved_cpu_rng
@@ -47,15 +47,8 @@ def make_order(source: Source | StreamSource, settings: Settings, given: Any = N
             )
         return SHUFFLED
     if section.kind == GIVEN:
-        if given is None:
-            raise RequestError(
-                f"the sampler {section.target} was handed in by Python code",
-                where="sampler.kind",
-                rule="kind: given stands for an object, which no file holds",
-                remedy="pass sampler=... again, or name it in the recipe by kind: custom",
-            )
         with preserved_cpu_rng():
-            return as_order(given, source)
+            return as_order(handed_in(given, "sampler", section.target), source)
     found = find_part(Door.SAMPLERS, section, "sampler")
     name = label_of(Door.SAMPLERS, section)
     # It may read every sample, and none of their draws is the training's.

@@ -14,24 +14,32 @@ import torch
 from torch import nn
 
 from surefoot.assembly.deciding import watched_metric
+from surefoot.assembly.given_parts import NOTHING_GIVEN, GivenParts
 from surefoot.config.sections import Settings
 from surefoot.config.sections.optimizers import OptimizerSection
+from surefoot.config.sections.run import TrainSection
 from surefoot.config.sections.schedules import PlateauSection
+from surefoot.core.doors import GIVEN, Door, find_part, handed_in, label_of
 from surefoot.core.plateau import Plateau, PlateauState
 from surefoot.core.schedules import Schedule
 from surefoot.core.stopping import EarlyStopping, StoppingState
+from surefoot.core.targets import bind, takes
 from surefoot.engine.decisions import RuleState
 from surefoot.engine.guard import Guard, NonFinitePolicy
 from surefoot.engine.spike_guard import SpikeGuard, SpikePolicy, SpikeSettings
-from surefoot.numerics.clipping import ClipNorm, NoClip
+from surefoot.numerics.clipping import Clip, NoClip
 from surefoot.numerics.loss_scaling import DynamicLossScale, LossScale, NoLossScale, StaticLossScale
 from surefoot.numerics.precision import Precision
 from surefoot.optim.ema import NoAverage, WeightEma
 from surefoot.optim.ledger import GroupOverride, ParameterLedger
+from surefoot.optim.own import MakeOptimizer
 from surefoot.optim.registry import build_optimizer
 from surefoot.optim.state_on_host import check_state_on_host
 from surefoot.optim.update import Course, SkipKind, UpdateOptimizer
 from surefoot.tasks.task import Task
+
+MAX_NORM = "max_norm"
+"""Parameter of a clip that is given `train.clip_norm`."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +54,9 @@ class OptimizerSide:
     plateau: RuleState
     stopping: RuleState
     guard: Guard
+    clip: Clip
     clip_norm: float
-    """Gradients with a larger norm are clipped; infinity for none."""
-    clip: ClipNorm | NoClip
+    """Gradients with a larger norm count as clipped; infinity where the clip names no norm."""
 
 
 def make_optimizer_side(
@@ -58,6 +66,7 @@ def make_optimizer_side(
     schedule: Schedule,
     precision: Precision,
     device: torch.device,
+    given: GivenParts = NOTHING_GIVEN,
     *,
     is_sharded: bool = False,
     elsewhere: Collection[str] = (),
@@ -66,13 +75,16 @@ def make_optimizer_side(
 
     Args:
         schedule: of the learning rate, in updates.
+        given: the optimizer and the clip, where they were handed in.
         is_sharded: whether parameters are DTensors.
         elsewhere: names of parameters that lie on other ranks.
     """
     ledger = make_ledger(model, settings.optimizer, elsewhere)
-    optimizer = make_optimizer(settings, ledger, precision, device, is_sharded=is_sharded)
+    optimizer = make_optimizer(
+        settings, ledger, precision, device, given.optimizer, is_sharded=is_sharded
+    )
     loss_scale = make_loss_scale(settings, precision, device)
-    plateau, clip_norm = _plateau_state(settings, task), settings.train.clip_norm
+    plateau, clip = _plateau_state(settings, task), make_clip(settings.train, given.clip)
     return OptimizerSide(
         ledger=ledger,
         optimizer=optimizer,
@@ -82,8 +94,8 @@ def make_optimizer_side(
         plateau=plateau,
         stopping=_stopping_state(settings, task),
         guard=make_guard(settings, loss_scale, optimizer),
-        clip_norm=inf if clip_norm == "off" else float(clip_norm),
-        clip=NoClip() if clip_norm == "off" else ClipNorm(float(clip_norm)),
+        clip=clip,
+        clip_norm=bound_of(clip),
     )
 
 
@@ -98,16 +110,44 @@ def make_optimizer(
     ledger: ParameterLedger,
     precision: Precision,
     device: torch.device,
+    given: MakeOptimizer | None = None,
     *,
     is_sharded: bool,
 ) -> UpdateOptimizer:
     """The optimizer that the settings ask for, its state where they want it."""
     section, skipping = settings.optimizer, may_skip(settings, precision)
-    optimizer = build_optimizer(section, ledger, device, skipping, section.low_precision_weights)
+    optimizer = build_optimizer(
+        section, ledger, device, skipping, section.low_precision_weights, given
+    )
     if settings.memory.offload_optimizer == "cpu":
         check_state_on_host(device, is_sharded)
         optimizer.keep_state_on_host()
     return optimizer
+
+
+def make_clip(train: TrainSection, given: Clip | None = None) -> Clip:
+    """What is done to gradients; a clip of one's own that takes a `max_norm` gets `clip_norm`.
+
+    Args:
+        given: the clip that was handed in, where the settings say so.
+
+    Raises:
+        RequestError: the clip cannot be made with its arguments.
+    """
+    section, is_off = train.clip, train.clip_norm == "off"
+    if section.kind == GIVEN:
+        return handed_in(given, "clip", section.target)
+    if section.kind == "norm" and is_off:
+        return NoClip()
+    found, name = find_part(Door.CLIPS, section, "train.clip"), label_of(Door.CLIPS, section)
+    bound = {MAX_NORM: train.clip_norm} if takes(found, MAX_NORM) and not is_off else {}
+    clip: Clip = bind(found, 2, {**bound, **section.arguments}, name, "train.clip")
+    return clip
+
+
+def bound_of(clip: Clip) -> float:
+    """The norm from which on an update counts as clipped; infinity for a clip that names none."""
+    return float(getattr(clip, MAX_NORM, getattr(clip, "keywords", {}).get(MAX_NORM, inf)))
 
 
 def make_ledger(

@@ -23,6 +23,7 @@ from surefoot.assembly.compilation import (
     keep_compilation,
 )
 from surefoot.assembly.deciding import deciding_metric
+from surefoot.assembly.given_parts import NOTHING_GIVEN, GivenParts
 from surefoot.assembly.loading import (
     make_eval_loader,
     make_loader_settings,
@@ -75,6 +76,8 @@ class Material:
     train: Any
     """A `Source`, or a `StreamSource`."""
     validation: Mapping[str, Source] = field(default_factory=dict)
+    given: GivenParts = NOTHING_GIVEN
+    """Parts of the update that were handed in."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +188,9 @@ def assemble(
         SurefootError: a part cannot be built as asked.
     """
     device, place = process.device, process.place
-    plan = make_plan(material.train, settings, place, make_order(material.train, settings))
+    given = material.given
+    order = make_order(material.train, settings, given.sampler)
+    plan = make_plan(material.train, settings, place, order)
     pace = make_pace(material.train, material.task, plan, material.model, settings)
     horizon = updates_in(settings.train.horizon, pace)
     if begun_with is None:
@@ -195,17 +200,17 @@ def assemble(
     settings = compilation.settle(settings)
     task = place_task(material.task, material.model, settings, place.mesh)
     begun = begun_for(pace)
-    schedule = make_schedule(settings, pace, begun)
+    schedule = make_schedule(settings, pace, begun, given.schedule)
     initial_digest = ""
     if place.mesh is None:
-        trainable = make_trainable(material.model, task, settings, schedule, process)
+        trainable = make_trainable(material.model, task, settings, schedule, process, given)
         with uncompiled(compilation.extent):
             coupling = check_loss(material, device)
     else:
         # Before the model is spread: the loss of a few samples needs no other rank.
         coupling = check_loss(material, torch.device("cpu"))
         initial_digest = digest_of_weights(material.model)
-        trainable = make_trainable(material.model, task, settings, schedule, process)
+        trainable = make_trainable(material.model, task, settings, schedule, process, given)
         seed_rank(settings.seed, place)
     loader_settings = make_loader_settings(settings)
     eval_loaders = {

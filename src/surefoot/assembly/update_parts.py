@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from surefoot.assembly.given_parts import NOTHING_GIVEN, GivenParts
 from surefoot.assembly.optimizer_side import OptimizerSide, make_optimizer_side
 from surefoot.assembly.pass_side import PassSide, make_pass_side
 from surefoot.assembly.process import Process
@@ -60,9 +61,19 @@ class Trainable:
 
 
 def make_trainable(
-    model: nn.Module, task: Task, settings: Settings, schedule: Schedule, process: Process
+    model: nn.Module,
+    task: Task,
+    settings: Settings,
+    schedule: Schedule,
+    process: Process,
+    given: GivenParts = NOTHING_GIVEN,
 ) -> Trainable:
-    """Lays the model out on the device and builds both sides of its updates, and their state."""
+    """Lays the model out on the device and builds both sides of its updates, and their state.
+
+    Args:
+        schedule: of the learning rate, in updates.
+        given: the optimizer and the clip, where they were handed in.
+    """
     device, place = process.device, process.place
     precision = choose_precision(settings.precision.dtype, device)
     apply_matmul_mode(precision)
@@ -75,6 +86,7 @@ def make_trainable(
         schedule,
         precision,
         device,
+        given,
         is_sharded=laid_out.is_sharded,
         elsewhere=layers.elsewhere,
     )

@@ -20,7 +20,7 @@ from surefoot.config.sections.schedules import (
     WarmupStableDecaySection,
 )
 from surefoot.core.counting import Pace, updates_in, warmup_updates
-from surefoot.core.doors import GIVEN, Door, find_part, label_of
+from surefoot.core.doors import GIVEN, Door, find_part, handed_in, label_of
 from surefoot.core.errors import RequestError
 from surefoot.core.own_schedule import schedule_of
 from surefoot.core.schedules import (
@@ -135,16 +135,10 @@ def _made(
 
 
 def _own(section: OwnScheduleSection, horizon: int | Undecided, given: Schedule | None) -> Schedule:
-    if section.kind != GIVEN:
-        found = find_part(Door.SCHEDULES, section, "schedule")
-        return schedule_of(found, section.arguments, horizon, label_of(Door.SCHEDULES, section))
-    if given is None:
-        raise RequestError(
-            f"the schedule {section.target} was handed in by Python code",
-            rule="kind: given stands for an object, which no file holds",
-            remedy="pass schedule=... again, or name it in the recipe by kind: custom",
-        )
-    return given
+    if section.kind == GIVEN:
+        return handed_in(given, "schedule", section.target)
+    found = find_part(Door.SCHEDULES, section, "schedule")
+    return schedule_of(found, section.arguments, horizon, label_of(Door.SCHEDULES, section))
 
 
 def _cooldown(

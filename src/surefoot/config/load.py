@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Generic, TypeVar, cast
 
 import xxhash
@@ -22,6 +23,7 @@ from surefoot.config.references import follow_references
 from surefoot.config.rules import broken_rules
 from surefoot.config.sections import Recipe, Section, Settings
 from surefoot.config.yaml_text import MAX_CHARACTERS, read_value, read_yaml, write_yaml
+from surefoot.core.doors import GIVEN
 from surefoot.core.errors import ConfigError, RequestError, Violation
 
 DEFAULT = "default"
@@ -124,10 +126,19 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Resolved[R
 
 
 def resolve_settings(
-    settings: Mapping[str, Any] | Settings, overrides: Sequence[str] = ()
+    settings: Mapping[str, Any] | Settings,
+    overrides: Sequence[str] = (),
+    given: Mapping[str, str] = MappingProxyType({}),
 ) -> Resolved[Settings]:
-    """Checks settings given in Python, as `load_recipe` checks a file."""
-    return _resolve(Settings, _plain(settings), {}, overrides, "argument")
+    """Checks settings given in Python, as `load_recipe` checks a file.
+
+    Args:
+        given: dotted path of each section whose part was handed in, with the part's name.
+    """
+    plain = _plain(settings)
+    for path, name in given.items():
+        _name_given(plain, path, name)
+    return _resolve(Settings, plain, {}, overrides, "argument")
 
 
 def resolve_recipe(
@@ -135,6 +146,30 @@ def resolve_recipe(
 ) -> Resolved[Recipe]:
     """Checks a recipe given in Python, as `load_recipe` checks a file."""
     return _resolve(Recipe, _plain(recipe), {}, overrides, "argument")
+
+
+def _name_given(plain: dict[str, Any], path: str, name: str) -> None:
+    """Says in the section at `path` that its part was handed in.
+
+    Raises:
+        RequestError: the section names a part itself.
+    """
+    *around, key = path.split(".")
+    node = plain
+    for step in around:
+        node = node.setdefault(step, {})
+    section = node.get(key, {})
+    if not isinstance(section, dict):
+        return  # What is no section is refused with all else.
+    if section.get("kind", GIVEN) != GIVEN:
+        raise RequestError(
+            f"{key}={name} is given, and the settings have {path}.kind={section['kind']}",
+            where=f"{path}.kind",
+            rule="a run has one of each part",
+            remedy=f"leave one of them out; without {path}.kind the settings hold the numbers for "
+            "the part that is given",
+        )
+    node[key] = {**section, "kind": GIVEN, "target": name}
 
 
 def _plain(given: Mapping[str, Any] | Section) -> dict[str, Any]:

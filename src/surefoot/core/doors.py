@@ -12,7 +12,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from surefoot.core.errors import RequestError
 from surefoot.core.targets import import_target
@@ -34,6 +34,7 @@ class Door(Enum):
     CAUSES = "surefoot.causes"
 
 
+T = TypeVar("T")
 CUSTOM: Final = "custom"
 """The kind of a part that a recipe names by its target."""
 GIVEN: Final = "given"
@@ -187,6 +188,26 @@ def find_part(door: Door, chosen: ChosenPart, where: str) -> Any:
     if chosen.kind == CUSTOM:
         return import_target(chosen.target, f"{where}.target")
     return load_part(door, chosen.kind)
+
+
+def handed_in(part: T | None, word: str, name: str) -> T:
+    """The part that Python code has handed in, for a section of `kind: given`.
+
+    Args:
+        word: the argument that hands it in, such as `optimizer`.
+        name: of the part, as the section has it.
+
+    Raises:
+        RequestError: it was not handed in again.
+    """
+    if part is None:
+        raise RequestError(
+            f"the {word} {name} was handed in by Python code",
+            where=f"{word}.kind",
+            rule="kind: given stands for an object, which no file holds",
+            remedy=f"pass {word}=... again, or name it in the recipe by kind: custom",
+        )
+    return part
 
 
 def label_of(door: Door, chosen: ChosenPart) -> str:

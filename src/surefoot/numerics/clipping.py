@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -117,6 +117,22 @@ class Flag:
         if self._value is None:
             self._value = self.norm < self.limit
         return self._value
+
+
+class Clip(Protocol):
+    """Changes the gradients of an update in place, on their device, without waiting for it.
+
+    One with a `max_norm` says from which norm on an update counts as clipped in the log.
+    """
+
+    def __call__(self, gradients: Sequence[Tensor], norm: Tensor, /) -> None:
+        """Clips.
+
+        Args:
+            gradients: those that are there, as they lie on this rank; may be empty.
+            norm: the global norm over all ranks, 0-dim, on the device.
+        """
+        ...
 
 
 @dataclass(frozen=True)

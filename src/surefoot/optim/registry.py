@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, Protocol
 import torch
 from torch import Tensor
 
-from surefoot.core.doors import GIVEN, Door, find_part, label_of
+from surefoot.core.doors import GIVEN, Door, find_part, handed_in, label_of
 from surefoot.core.errors import ModelError, RequestError
 from surefoot.optim.ledger import ParameterLedger, first_few
 from surefoot.optim.master_weights import LowPrecisionWeights, master_groups
@@ -162,16 +162,9 @@ def build_optimizer(
 
 def _named(section: Any, given: MakeOptimizer | None) -> tuple[Any, str]:
     """The class or function that a section names, and what messages call it."""
-    if section.kind != GIVEN:
-        return find_part(Door.OPTIMIZERS, section, "optimizer"), label_of(Door.OPTIMIZERS, section)
-    if given is None:
-        raise RequestError(
-            f"the optimizer {section.target} was handed in by Python code",
-            where="optimizer.kind",
-            rule="kind: given stands for an object, which no file holds",
-            remedy="pass optimizer=... again, or name it in the recipe by kind: custom",
-        )
-    return given, section.target
+    if section.kind == GIVEN:
+        return handed_in(given, "optimizer", section.target), section.target
+    return find_part(Door.OPTIMIZERS, section, "optimizer"), label_of(Door.OPTIMIZERS, section)
 
 
 def optimizer_notes(section: OptimizerSection, ledger: ParameterLedger) -> tuple[str, ...]:

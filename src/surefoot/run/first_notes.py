@@ -10,6 +10,7 @@ from surefoot.data.second_look import second_look
 from surefoot.data.sources.stream import StreamSource
 from surefoot.numerics.determinism import preserved_rng
 from surefoot.optim.registry import optimizer_notes
+from surefoot.run.own_parts import own_parts
 from surefoot.tasks.calling import plan_call
 from surefoot.tasks.task import FunctionTask
 
@@ -17,6 +18,8 @@ from surefoot.tasks.task import FunctionTask
 def notes_of(assembly: Assembly) -> Iterator[str]:
     """What is unusual about the optimizer, the loss and the data."""
     yield from optimizer_notes(assembly.settings.optimizer, assembly.trainable.optimizing.ledger)
+    for name, text in own_parts(assembly).items():
+        yield f"own {name}: {text}"
     chosen = assembly.compilation
     if chosen.extent != "off" and chosen.reason:
         yield (

@@ -18,6 +18,7 @@ from surefoot.core.errors import RankError
 from surefoot.observe.time_ledger import Phase, TimeLedger
 from surefoot.parallel.health import RankHealth, RankTimes
 from surefoot.parallel.ranks import Ranks
+from surefoot.run.run_facts import fingerprints_of
 
 MOST_NAMED = 5
 OTHERS_AWAITED = (Phase.LAUNCH, Phase.DEVICE_WAIT, Phase.CHECKPOINT)
@@ -41,7 +42,7 @@ def refuse_different_runs(resolved: Resolved[Any], prepared: Prepared, assembly:
         "torch": torch.__version__,
         "code": digest_of_code(resolved.as_dict()),
         **{f"config {path}": repr(value) for path, value in _flat(resolved.as_dict())},
-        **{f"data {name}": value for name, value in prepared.fingerprints().items()},
+        **{f"data {name}": value for name, value in fingerprints_of(prepared, assembly).items()},
         "order of validation sets": ", ".join(assembly.material.validation),
         INITIAL_WEIGHTS: assembly.initial_digest,
     }

@@ -37,6 +37,8 @@ COMPILATION_KEY = "compilation"
 """In `about`: what of the model was compiled when the run began."""
 KEPT_BY_AUTO = ("train.compile", "train.channels_last")
 """Fields whose `auto` means, for a run that goes on, what it began with."""
+ORDER_KEY = "order of the samples"
+"""Among the fingerprints of the data: what a sampler other than `shuffled` does."""
 
 
 class Tier(Enum):
@@ -80,6 +82,7 @@ SAFE_FIELDS = (
     "name",
     "log.",
     "observers",
+    "observers",
     "loader.",
     "checkpoint.",
     "guard.",
@@ -95,6 +98,8 @@ the global batch stays is checked apart."""
 
 ACCEPT_FIELDS = (
     "seed",
+    "sampler.",
+    "metrics.",
     "device",
     "deterministic",
     "data.",
@@ -183,9 +188,10 @@ class Resumption:
         # A set that is new decides, perhaps, which step was the best one so far.
         for name in (*recorded, *(name for name in fingerprints if name not in recorded)):
             was, now = recorded.get(name), fingerprints.get(name)
+            what = name if name == ORDER_KEY else f"data set '{name}'"
             if was != now and "data" not in self.accepted:
                 raise CheckpointError(
-                    f"the data set '{name}' has changed since the checkpoint",
+                    f"the {what} has changed since the checkpoint",
                     where=f"fingerprint {now}, was {was}",
                     rule="a resume goes on with the same samples",
                     remedy="bring the data back, or accept it with --accept-change data",
@@ -194,7 +200,7 @@ class Resumption:
         fields = ("schedule", "train.horizon")
         if any(_covers(name, f) or _covers(f, name) for name in self.accepted for f in fields):
             return
-        before = make_schedule(self.before, pace, self.begun_for(manifest, pace))
+        before = make_schedule(self.before, pace, self.begun_for(manifest, pace), given=schedule)
         differing = first_difference(before, schedule, manifest.step)
         if differing is not None:
             raise RequestError(

@@ -17,12 +17,14 @@ from surefoot.assembly.material import Prepared
 from surefoot.assembly.run_parts import Assembly
 from surefoot.config.sections import Settings
 from surefoot.core.schedules import Undecided
+from surefoot.data.order import SHUFFLED, BatchPlan, order_digest
 from surefoot.data.sources.stream import StreamPlan
 from surefoot.numerics.modes import mode_sensitive_modules
 from surefoot.observe.record import RunRecord, collect_record
 from surefoot.observe.terminal.view import Unit
 from surefoot.parallel.sizes import ParameterSizes
-from surefoot.run.resume_rules import BEGUN_FOR_KEY, COMPILATION_KEY
+from surefoot.run.own_parts import own_parts
+from surefoot.run.resume_rules import BEGUN_FOR_KEY, COMPILATION_KEY, ORDER_KEY
 from surefoot.tasks.task import split_dependence
 
 RECORDER = ("TORCH_FR_", "TORCH_NCCL_")
@@ -59,11 +61,19 @@ class RunDescription:
         return one * (2 if resuming or saves_once else section.keep + section.keep_best + 2)
 
 
+def fingerprints_of(prepared: Prepared, assembly: Assembly) -> dict[str, str]:
+    """Fingerprint of each data set, and of the order of the samples where it is a sampler's."""
+    found = prepared.fingerprints()
+    if isinstance(assembly.plan, BatchPlan) and assembly.plan.order is not SHUFFLED:
+        found[ORDER_KEY] = order_digest(assembly.plan)
+    return found
+
+
 def describe(name: str, config_hash: str, prepared: Prepared, assembly: Assembly) -> RunDescription:
     """Reads the description of a run off its parts."""
     trainable, settings = assembly.trainable, assembly.settings
     mesh = {axis: size for axis, size, _ in assembly.place.sizes.table()}
-    fingerprints, size = prepared.fingerprints(), parameter_sizes(assembly)
+    fingerprints, size = fingerprints_of(prepared, assembly), parameter_sizes(assembly)
     horizon, samples = assembly.horizon_updates, assembly.pace.samples_per_update
     given: Any = settings.train.horizon
     about = {
@@ -94,6 +104,8 @@ def describe(name: str, config_hash: str, prepared: Prepared, assembly: Assembly
         "exactness": exactness(assembly),
         "decay_disagreements": [row.name for row in trainable.optimizing.ledger.disagreements],
     }
+    if own := own_parts(assembly):
+        facts["own_parts"] = own
     return RunDescription(
         name=name,
         settings=settings,
@@ -133,7 +145,7 @@ def exactness(assembly: Assembly) -> dict[str, object]:
         "data_order": (
             "the stream's own state"
             if isinstance(assembly.plan, StreamPlan)
-            else "a function of seed, epoch and position"
+            else assembly.plan.order.promise
         ),
         "resume": "the same weights, samples and random numbers, each update once",
     }

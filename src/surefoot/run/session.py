@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from surefoot.run.folder_roles import Folder, take_folder
 from surefoot.run.folder_run import FolderRun, RunResult, WatchBatches, unwatched
 from surefoot.run.rank_agreement import refuse_different_runs
 from surefoot.run.run_facts import RunDescription, describe, make_record
-from surefoot.run.settings_observers import make_observers
+from surefoot.run.settings_observers import make_named_observers, make_observers
 from surefoot.run.start import NEW, ResumedStart, ResumeRequest, Start, read_resumption, reopen
 
 
@@ -85,6 +85,7 @@ def start_run(asked: RunRequest) -> RunResult:
     settings, look_on = asked.resolved.settings, asked.onlookers
     resumption = None if asked.resume is None else read_resumption(asked.resume, asked.resolved)
     process = prepare_process(settings)
+    asked = with_named_observers(asked, process)
     with ExitStack() as held:
         if resumption is None:
             start: Start = NEW
@@ -101,6 +102,20 @@ def start_run(asked: RunRequest) -> RunResult:
         if result.status == "finished" and built.assembly.place.has_whole_model:
             folder.on_owner(lambda own: look_on.on_finished(result, built.prepared))
     return result
+
+
+def with_named_observers(asked: RunRequest, process: Process) -> RunRequest:
+    """The request with the observers that the settings name; they look on from one rank.
+
+    Raises:
+        RequestError: one cannot be made, or is no observer.
+    """
+    named = make_named_observers(asked.resolved.settings)
+    if not named or process.place.ranks.rank > 0:
+        return asked
+    look_on = asked.onlookers
+    observers = (*look_on.observers, *named)
+    return replace(asked, onlookers=replace(look_on, observers=observers))
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from surefoot.config.rules.rule import Rule, broken
 from surefoot.config.sections.data import CustomDataSection, DataSection, TextSection
 from surefoot.config.sections.models import GPTSection, ModelSection, ResNetSection
+from surefoot.config.sections.optimizers import OptimizerSection
+from surefoot.config.sections.parts import SamplerSection
+from surefoot.config.sections.run import TrainSection
+from surefoot.config.sections.schedules import ScheduleSection
 from surefoot.config.sections.tasks import CustomTaskSection, FunctionSection, TaskSection
-from surefoot.core.doors import CUSTOM
+from surefoot.core.doors import CUSTOM, GIVEN
 from surefoot.core.errors import Violation
 
 _TASKS_OF_DATA = {
@@ -114,7 +119,31 @@ def files_have_a_path(data: DataSection) -> Iterator[Violation]:
         )
 
 
+def given_parts_come_from_python(
+    model: ModelSection,
+    optimizer: OptimizerSection,
+    schedule: ScheduleSection,
+    sampler: SamplerSection,
+    train: TrainSection,
+) -> Iterator[Violation]:
+    """A recipe holds no objects: `given` stands in the configuration of a run of Python's."""
+    sections: dict[str, Any] = {
+        "optimizer": optimizer,
+        "schedule": schedule,
+        "sampler": sampler,
+        "train.clip": train.clip,
+    }
+    for path, section in sections.items():
+        if section.kind == GIVEN:
+            yield broken(
+                f"{path}.kind",
+                "given stands for an object of Python code, and a recipe holds none",
+                f"write {path}.kind=custom and {path}.target=package.module:Name",
+            )
+
+
 RULES: tuple[Rule, ...] = (
+    given_parts_come_from_python,
     task_fits_the_data,
     model_fits_the_data,
     heads_divide_the_embedding,
