@@ -130,6 +130,12 @@ BROKEN: list[tuple[str, str, dict[str, Any], set[str]]] = [
         {"schedule.cooldown"},
     ),
     (
+        "given_parts_come_from_python",
+        "gpt",
+        {"sampler": {"kind": "given", "target": "mine:<lambda>"}},
+        {"sampler.kind"},
+    ),
+    (
         "momentum_is_ordered",
         "gpt",
         {"schedule": {**ONE_CYCLE, "momentum_low": 0.96}},

@@ -335,7 +335,7 @@ class BatchPlan:
             )
         if self.samples_per_epoch == 0:
             raise RequestError(
-                f"an epoch of {self.epoch_length} samples holds no whole window of "
+                f"an epoch of {self.epoch_length} samples holds no full window of "
                 f"{self.samples_per_window}",
                 rule="with short windows dropped, an epoch needs at least one full window",
                 remedy="keep short windows, or lower the micro-batch or the window length",
