@@ -187,8 +187,7 @@ def assemble(
     Raises:
         SurefootError: a part cannot be built as asked.
     """
-    device, place = process.device, process.place
-    given = material.given
+    device, place, given = process.device, process.place, material.given
     order = make_order(material.train, settings, given.sampler)
     plan = make_plan(material.train, settings, place, order)
     pace = make_pace(material.train, material.task, plan, material.model, settings)
