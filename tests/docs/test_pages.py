@@ -47,6 +47,17 @@ def test_links_between_pages_lead_somewhere(page: str) -> None:
     assert broken == []
 
 
+def test_the_index_lists_every_page() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"\]\(([^)#\s]+\.md)", index))
+    pages = {
+        path.relative_to(ROOT / "docs").as_posix()
+        for path in (ROOT / "docs").rglob("*.md")
+        if path.parent.name != "rules" and path.name != "index.md"
+    }
+    assert listed == pages | {"rules/index.md"}
+
+
 def test_every_verb_in_a_page_exists() -> None:
     from surefoot.cli.main import app
 
