@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from host_sync import no_host_sync
 from surefoot.engine.loop import Loop
 from surefoot.models.gpt import GPT, GPTConfig
 from surefoot.observe.metrics_log import read_rows
@@ -27,17 +26,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 VOCABULARY = 64
-
-
-@contextmanager
-def no_host_sync() -> Iterator[None]:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch says that the mode is a prototype
-            torch.cuda.set_sync_debug_mode("error")
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def train(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
+from host_sync import no_host_sync
 from surefoot.numerics.clipping import ClipNorm, global_norm
 from surefoot.numerics.loss_scaling import DynamicLossScale
 from surefoot.optim.ema import WeightEma
@@ -38,17 +36,6 @@ SECTIONS = {
     "adam": section("adam", **ADAM, weight_decay=0.01),
     "adamw": section("adamw", **ADAM, weight_decay=0.1),
 }
-
-
-@contextmanager
-def no_host_sync() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that the mode is a prototype
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def model_of(dtype: torch.dtype = torch.float32) -> nn.Module:

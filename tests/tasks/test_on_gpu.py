@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from host_sync import no_host_sync
 from surefoot.models import GPT, MLP, GPTConfig, MLPConfig
 from surefoot.tasks import ClassificationTask, GenerationTask, MultilabelTask, RegressionTask
 
@@ -71,11 +72,8 @@ def test_nothing_waits_for_the_device(case):
 
     everything()  # Constants are copied once, kernels are loaded.
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_host_sync():
         everything()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @CASES
