@@ -16,8 +16,8 @@ import torch
 from surefoot.core.errors import DataError, RequestError
 from surefoot.data.augment import AugmentedSource
 from surefoot.data.batch import MicroBatch
-from surefoot.data.loader import Loader, LoaderSettings, position_of
-from surefoot.data.order import IN_ORDER, BatchPlan, Cursor
+from surefoot.data.loader import Loader, LoaderSettings
+from surefoot.data.order import IN_ORDER, BatchPlan, Cursor, position_of
 from surefoot.data.sources.arrays import ArraySource
 from surefoot.data.sources.datasets import DatasetSource
 from surefoot.data.sources.stream import StreamCursor

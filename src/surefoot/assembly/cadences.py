@@ -8,8 +8,7 @@ from surefoot.config.sections import Settings
 from surefoot.core.counting import Pace, updates_in
 from surefoot.core.errors import RequestError
 from surefoot.core.units import Count, Epochs, Flops, Samples, Seconds, Steps, Tokens
-from surefoot.data.order import BatchPlan
-from surefoot.data.sources.stream import StreamPlan
+from surefoot.data.plan import DataPlan
 from surefoot.engine.cadence import AtEnd, Cadence, Every, Horizon, Unit
 
 
@@ -24,9 +23,7 @@ class Cadences:
     compare_ranks_every: Cadence
 
 
-def make_cadences(
-    settings: Settings, plan: BatchPlan | StreamPlan, pace: Pace, num_ranks: int
-) -> Cadences:
+def make_cadences(settings: Settings, plan: DataPlan, pace: Pace, num_ranks: int) -> Cadences:
     """Turns the counts of the settings into what a run counts exactly."""
 
     def every(count: Count | str) -> Cadence:
@@ -44,7 +41,7 @@ def make_cadences(
     )
 
 
-def make_every(count: Count, plan: BatchPlan | StreamPlan, pace: Pace) -> Every:
+def make_every(count: Count, plan: DataPlan, pace: Pace) -> Every:
     """A count as what a run counts exactly.
 
     Raises:
@@ -60,7 +57,7 @@ def make_every(count: Count, plan: BatchPlan | StreamPlan, pace: Pace) -> Every:
         case Seconds():
             return Every(count.value, Unit.SECONDS)
         case Epochs():
-            if isinstance(plan, StreamPlan):
+            if plan.samples_per_epoch is None:
                 return Every(count.value, Unit.EPOCHS)
             return Every(count.value * plan.samples_per_epoch, Unit.SAMPLES)
         case Flops():

@@ -17,7 +17,7 @@ from surefoot.core.units import Flops
 from surefoot.data.batch import map_tensors, move_to
 from surefoot.data.fetch import collated
 from surefoot.data.sources.base import Source
-from surefoot.data.sources.stream import StreamSource
+from surefoot.data.sources.stream import StreamSource, first_samples
 from surefoot.models.gpt import GPT
 from surefoot.models.moe import idle_elements
 from surefoot.numerics.determinism import preserved_rng
@@ -76,11 +76,10 @@ def counted_flops(
         source: its first samples are read and, where all are of one size, repeated.
         micro_batch: what a batch holds in training: a loss over pairs costs more in a larger one.
     """
-    if isinstance(source, StreamSource):
-        return SampleFlops(None, "a stream is not read ahead")
     try:
         with preserved_rng():
-            first = [source[index] for index in range(min(NUM_SAMPLES, len(source)))]
+            if not (first := first_samples(source, NUM_SAMPLES)):
+                return SampleFlops(None, "a stream is not read ahead")
             shapes = {str(_shapes(collated(source, [sample], [0]))) for sample in first}
             if len(shapes) > 1:
                 return SampleFlops(None, "samples are of several sizes")

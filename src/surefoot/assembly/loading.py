@@ -20,9 +20,10 @@ from surefoot.data.augment import preserved_cpu_rng
 from surefoot.data.fetch import collated
 from surefoot.data.loader import Loader, LoaderSettings
 from surefoot.data.order import IN_ORDER, SHUFFLED, BatchPlan, SampleOrder
+from surefoot.data.plan import DataPlan
 from surefoot.data.samplers import as_order
 from surefoot.data.sources.base import Source
-from surefoot.data.sources.stream import StreamPlan, StreamSource, refuse_stream
+from surefoot.data.sources.stream import StreamPlan, StreamSource, first_samples, refuse_stream
 from surefoot.parallel.layout import ALONE, Place
 from surefoot.tasks.task import Task, main_weight
 
@@ -61,7 +62,7 @@ def make_plan(
     settings: Settings,
     place: Place = ALONE,
     order: SampleOrder = SHUFFLED,
-) -> BatchPlan | StreamPlan:
+) -> DataPlan:
     """How each epoch of the training set is cut into windows, and which part is this rank's.
 
     Raises:
@@ -99,22 +100,15 @@ def make_plan(
 def make_pace(
     source: Source | StreamSource,
     task: Task,
-    plan: BatchPlan | StreamPlan,
+    plan: DataPlan,
     model: nn.Module,
     settings: Settings,
 ) -> Pace:
     """What one update consumes. Tokens a sample are those of the first sample's batch."""
-    window = plan.micro_batch * plan.window_length
     flops = sample_flops(model, task, source, settings)
-    if isinstance(plan, StreamPlan):
-        return Pace(
-            samples_per_update=window,
-            flops_per_sample=flops.value,
-            flops_unknown=flops.unknown,
-        )
     tokens = None
-    if task.unit == "tokens" and not isinstance(source, StreamSource):
-        weight = task.weight(collated(source, [source[0]], [0]))
+    if task.unit == "tokens" and (first := first_samples(source, 1)):
+        weight = task.weight(collated(source, first, [0]))
         tokens = weight if isinstance(weight, float) else main_weight(weight)
     return Pace(
         samples_per_update=plan.samples_per_window,

@@ -22,7 +22,7 @@ from surefoot.core.targets import bind, call, call_target, import_target
 from surefoot.data.sources.base import DataSplits
 from surefoot.data.sources.datasets import as_source, split_source
 from surefoot.data.sources.images import open_image_folder
-from surefoot.data.sources.stream import StreamSource
+from surefoot.data.sources.stream import by_index
 from surefoot.data.sources.tables import open_arrays, open_diabetes, open_digits
 from surefoot.data.sources.text import TextData, open_text
 from surefoot.models.gpt import GPT, GPTConfig
@@ -165,9 +165,10 @@ def open_custom_data(section: CustomDataSection) -> DataSplits:
             rule="they are the arguments of what validation_target names",
             remedy="write data.validation_target, or leave them out",
         )
-    if isinstance(train, StreamSource) or not section.validation_fraction:
+    indexed = by_index(train)
+    if indexed is None or not section.validation_fraction:
         return DataSplits(train, {}, sizes)
-    train, held_out = split_source(train, section.validation_fraction)
+    train, held_out = split_source(indexed, section.validation_fraction)
     return DataSplits(train, {} if held_out is None else {"validation": held_out}, sizes)
 
 

@@ -43,10 +43,11 @@ from surefoot.core.reports import Observer
 from surefoot.core.schedules import Schedule, Undecided
 from surefoot.data.batch import MicroBatch
 from surefoot.data.fetch import collated
-from surefoot.data.loader import Loader, position_of
-from surefoot.data.order import BatchPlan
+from surefoot.data.loader import Loader
+from surefoot.data.order import position_of
+from surefoot.data.plan import DataPlan
 from surefoot.data.sources.base import Source
-from surefoot.data.sources.stream import StreamPlan, StreamSource
+from surefoot.data.sources.stream import first_samples
 from surefoot.engine.decisions import Decisions
 from surefoot.engine.evaluate import Evaluator, evaluate
 from surefoot.engine.interrupt import Agreement
@@ -88,7 +89,7 @@ class Assembly:
     settings: Settings
     place: Place
     trainable: Trainable
-    plan: BatchPlan | StreamPlan
+    plan: DataPlan
     pace: Pace
     schedule: Schedule
     begun_for: int | None
@@ -126,7 +127,7 @@ class Assembly:
             if self.place.mesh is None:
                 yield from opened
             else:
-                assert isinstance(self.plan, BatchPlan)
+                assert self.plan.samples_per_epoch is not None
                 yield from over_ranks(opened, self.plan.samples_per_epoch, position_of(cursor))
 
     def make_update(
@@ -307,9 +308,10 @@ def check_loss(material: Material, device: torch.device) -> str:
         ModelError: the loss is a mean, or compares each prediction with every target.
     """
     source = material.train
-    if not isinstance(material.task, FunctionTask) or isinstance(source, StreamSource):
+    if not isinstance(material.task, FunctionTask):
         return ""
     with preserved_rng(device):
-        samples = [source[index] for index in range(min(NUM_SAMPLES, len(source)))]
+        if not (samples := first_samples(source, NUM_SAMPLES)):
+            return ""
         few = FewSamples.of(samples, lambda some: collated(source, some, range(len(some))))
     return check_sums(material.model, material.task, few, device)

@@ -6,9 +6,10 @@ only. Draws from no global random stream and never waits for a worker without a 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -19,8 +20,9 @@ from surefoot.core.interruption import ShouldAbort, never
 from surefoot.data.batch import MicroBatch, move_to
 from surefoot.data.device_prefetch import DeviceStage
 from surefoot.data.fetch import SAME_LENGTH, Fetcher, WeightFunction, place_of
-from surefoot.data.order import START, BatchPlan, Cursor, PlannedBatch
-from surefoot.data.sources.stream import StreamCursor, StreamPlan, StreamSource
+from surefoot.data.order import START, Cursor, PlannedBatch
+from surefoot.data.plan import Batches, DataPlan
+from surefoot.data.sources.stream import StreamCursor, StreamPlan
 from surefoot.data.workers import StartMethod, WorkerPool
 
 AnyCursor = Cursor | StreamCursor | Mapping[str, Any]
@@ -77,7 +79,7 @@ class Loader:
     def __init__(
         self,
         source: Any,
-        plan: BatchPlan | StreamPlan,
+        plan: DataPlan,
         *,
         weight: WeightFunction,
         settings: LoaderSettings | None = None,
@@ -87,9 +89,8 @@ class Loader:
         self.plan = plan
         self.settings = settings or LoaderSettings()
         self.device = torch.device(device)
-        _check_fit(source, plan, self.settings)
+        plan.check_fit(source, self.settings.workers)
         self._weight = weight
-        self._num_samples = plan.num_samples if isinstance(plan, BatchPlan) else 0
         self._fetch = Fetcher(source, weight, plan.seed)
         self._stage = DeviceStage.choose(self.device, self.settings.pin_memory)
         self._pool: WorkerPool | None = None
@@ -109,18 +110,19 @@ class Loader:
         Args:
             should_abort: waits for a worker raise `CutShort` once it returns True.
         """
-        if isinstance(self.plan, StreamPlan):
-            return self._load(self.source.micro_batches(self.plan, self._weight, cursor))
-        return self._load(self._fetched(self.plan.micro_batches(position_of(cursor)), should_abort))
+        return self._load(self.plan.read(self._reader(should_abort), cursor))
 
     def iterate_once(
         self, cursor: AnyCursor = START, should_abort: ShouldAbort = never
     ) -> Generator[MicroBatch, None, None]:
         """Micro-batches from `cursor` to the end of its epoch; `should_abort` as in `iterate`."""
-        if isinstance(self.plan, StreamPlan):
-            batches = self.source.micro_batches(self.plan, self._weight, cursor)
-            return self._load(_to_the_end(batches))
-        return self._load(self._fetched(self.plan.one_epoch(position_of(cursor)), should_abort))
+        return self._load(self.plan.read_epoch(self._reader(should_abort), cursor))
+
+    def _reader(self, should_abort: ShouldAbort) -> _SourceReader:
+        if self.settings.workers == 0:
+            return _SourceReader(self.source, self._weight, self._here)
+        fetch = partial(self._in_workers, should_abort=should_abort)
+        return _SourceReader(self.source, self._weight, fetch)
 
     def close(self) -> None:
         """Ends the worker processes. The loader can be used again afterwards."""
@@ -133,15 +135,6 @@ class Loader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _fetched(
-        self, plans: Iterator[PlannedBatch], should_abort: ShouldAbort
-    ) -> Generator[MicroBatch, None, None]:
-        return (
-            self._here(plans)
-            if self.settings.workers == 0
-            else self._in_workers(plans, should_abort)
-        )
 
     def _load(
         self, batches: Generator[MicroBatch, None, None]
@@ -165,7 +158,7 @@ class Loader:
 
     def _here(self, plans: Iterable[PlannedBatch]) -> Generator[MicroBatch, None, None]:
         fetch = self._fetch
-        for planned in self._of_whole_epochs(plans):
+        for planned in plans:
             data, weights = fetch(planned.epoch, _indices_to_read(planned))
             yield _micro_batch(planned, data, weights)
 
@@ -185,8 +178,7 @@ class Loader:
         pool.should_abort = should_abort
         whole = False
         try:
-            whole_plans = self._of_whole_epochs(plans)
-            tasks = ((planned, planned.epoch, _indices_to_read(planned)) for planned in whole_plans)
+            tasks = ((planned, planned.epoch, _indices_to_read(planned)) for planned in plans)
             for planned, (data, weights) in pool.run(tasks):
                 yield _micro_batch(planned, data, weights)
             whole = True
@@ -194,27 +186,6 @@ class Loader:
             # After an early exit (stop, error, Ctrl-C) workers hold results that nobody will fetch.
             if not whole:
                 self.close()
-
-    def _of_whole_epochs(self, plans: Iterable[PlannedBatch]) -> Iterator[PlannedBatch]:
-        """The same plans; before each epoch the data must still have all its samples.
-
-        Raises:
-            DataError: it has become shorter since the start.
-        """
-        epoch = -1
-        for planned in plans:
-            if planned.epoch != epoch:
-                epoch = planned.epoch
-                now = len(self.source)
-                if now < self._num_samples:
-                    raise DataError(
-                        f"{self.source.name} had {self._num_samples} samples at the start and has "
-                        f"{now} now, in epoch {epoch}",
-                        where=self.source.name,
-                        rule=SAME_LENGTH,
-                        remedy="give each run a copy of the data that nobody changes",
-                    )
-            yield planned
 
     def _moved(
         self, batches: Generator[MicroBatch, None, None]
@@ -224,50 +195,44 @@ class Loader:
                 yield batch.with_data(move_to(batch.data, self.device))
 
 
-def position_of(cursor: AnyCursor) -> Cursor:
-    """The cursor of a map-style dataset, also from its JSON form.
+@dataclass(frozen=True)
+class _SourceReader:
+    """Reads the source of a loader, as its plan says."""
+
+    source: Any
+    weight: WeightFunction
+    fetch: Callable[[Iterator[PlannedBatch]], Batches]
+
+    def planned(self, plans: Iterator[PlannedBatch], num_samples: int) -> Batches:
+        return self.fetch(_of_whole_epochs(self.source, plans, num_samples))
+
+    def streamed(self, plan: StreamPlan, cursor: Any) -> Batches:
+        batches: Batches = self.source.micro_batches(plan, self.weight, cursor)
+        return batches
+
+
+def _of_whole_epochs(
+    source: Any, plans: Iterable[PlannedBatch], num_samples: int
+) -> Iterator[PlannedBatch]:
+    """The same plans; before each epoch the data must still have all its samples.
 
     Raises:
-        RequestError: it is the cursor of a stream.
+        DataError: it has become shorter since the start.
     """
-    if isinstance(cursor, Cursor):
-        return cursor
-    if isinstance(cursor, Mapping) and "state" not in cursor:
-        return Cursor.from_json(cursor)
-    raise RequestError(
-        "a map-style dataset cannot continue from the cursor of a stream",
-        rule="the data of a run stays of the same kind",
-        remedy="resume with the dataset that the run was started with",
-    )
-
-
-def _check_fit(source: Any, plan: BatchPlan | StreamPlan, settings: LoaderSettings) -> None:
-    streams = isinstance(source, StreamSource)
-    if streams != isinstance(plan, StreamPlan):
-        raise RequestError(
-            f"a {type(plan).__name__} does not fit {source.name}",
-            rule="a stream needs a StreamPlan, a map-style dataset a BatchPlan",
-        )
-    if streams and settings.workers > 0:
-        raise RequestError(
-            f"the stream {source.name} cannot be read by {settings.workers} workers",
-            where="loader.workers",
-            rule="a stream has one state, kept in the training process",
-            remedy="set loader.workers to 0",
-        )
-    if isinstance(plan, BatchPlan) and plan.num_samples != len(source):
-        raise RequestError(
-            f"the plan orders {plan.num_samples} samples, {source.name} has {len(source)}",
-            rule="a plan must be made for the length of its source",
-        )
-
-
-def _to_the_end(batches: Generator[MicroBatch, None, None]) -> Generator[MicroBatch, None, None]:
-    with closing(batches):
-        for batch in batches:
-            yield batch
-            if batch.ends_epoch:
-                return
+    epoch = -1
+    for planned in plans:
+        if planned.epoch != epoch:
+            epoch = planned.epoch
+            now = len(source)
+            if now < num_samples:
+                raise DataError(
+                    f"{source.name} had {num_samples} samples at the start and has "
+                    f"{now} now, in epoch {epoch}",
+                    where=source.name,
+                    rule=SAME_LENGTH,
+                    remedy="give each run a copy of the data that nobody changes",
+                )
+        yield planned
 
 
 def _indices_to_read(planned: PlannedBatch) -> np.ndarray[Any, np.dtype[np.int64]]:

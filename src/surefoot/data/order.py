@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from surefoot.core.errors import DataError, RequestError
+from surefoot.data.plan import Batches, Reader
 
 IndexArray = npt.NDArray[np.int64]
 _Words = npt.NDArray[np.uint64]
@@ -271,6 +272,25 @@ class Cursor:
 
 
 START = Cursor()
+
+
+def position_of(cursor: Any) -> Cursor:
+    """The cursor of a map-style dataset, also from its JSON form.
+
+    Raises:
+        RequestError: it is the cursor of a stream.
+    """
+    if isinstance(cursor, Cursor):
+        return cursor
+    if isinstance(cursor, Mapping) and "state" not in cursor:
+        return Cursor.from_json(cursor)
+    raise RequestError(
+        "a map-style dataset cannot continue from the cursor of a stream",
+        rule="the data of a run stays of the same kind",
+        remedy="resume with the dataset that the run was started with",
+    )
+
+
 _NOTHING: IndexArray = np.empty(0, dtype=np.int64)
 
 
@@ -389,6 +409,33 @@ class BatchPlan:
             after = Cursor(epoch + 1, 0) if ends_epoch else Cursor(epoch, position)
             ends_window = slot_stop == window_stop
             yield PlannedBatch(epoch, indices, after, ends_window, ends_epoch, filler)
+
+    @property
+    def order_promise(self) -> str:
+        """What a resume may rely on, for the record."""
+        return self.order.promise
+
+    def check_fit(self, source: Any, num_workers: int) -> None:
+        """Refuses a source that is no map-style dataset of `num_samples`."""
+        if not isinstance(source, Sized):
+            raise RequestError(
+                f"a BatchPlan does not fit {getattr(source, 'name', source)}",
+                rule="a stream needs a StreamPlan, a map-style dataset a BatchPlan",
+            )
+        if self.num_samples != len(source):
+            raise RequestError(
+                f"the plan orders {self.num_samples} samples, {getattr(source, 'name', source)} "
+                f"has {len(source)}",
+                rule="a plan is made for the length of its source",
+            )
+
+    def read(self, reader: Reader, cursor: Any) -> Batches:
+        """Micro-batches of this rank from `cursor` on, epoch after epoch, without end."""
+        return reader.planned(self.micro_batches(position_of(cursor)), self.num_samples)
+
+    def read_epoch(self, reader: Reader, cursor: Any) -> Batches:
+        """Micro-batches of this rank from `cursor` to the end of its epoch."""
+        return reader.planned(self.one_epoch(position_of(cursor)), self.num_samples)
 
     def check_cursor(self, cursor: Cursor) -> None:
         """Refuses a cursor that no run over this dataset can have reached."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from surefoot.assembly.material import Prepared
-from surefoot.data.sources.stream import StreamSource
+from surefoot.data.sources.stream import by_index
 from surefoot.numerics.determinism import preserved_rng
 from surefoot.observe.files.atomic import atomic_write
 
@@ -40,7 +40,7 @@ def write_data_sheet(prepared: Prepared, folder: Path) -> Path:
     found = {}
     with preserved_rng():
         for name, source in sets.items():
-            if isinstance(source, StreamSource):
+            if by_index(source) is None:
                 continue
             try:
                 found[name] = sheet_of(source, prepared)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from surefoot.assembly.run_parts import Assembly
 from surefoot.data.fetch import collated
 from surefoot.data.second_look import second_look
-from surefoot.data.sources.stream import StreamSource
+from surefoot.data.sources.stream import by_index, first_samples
 from surefoot.numerics.determinism import preserved_rng
 from surefoot.optim.registry import optimizer_notes
 from surefoot.run.own_parts import own_parts
@@ -32,13 +32,15 @@ def notes_of(assembly: Assembly) -> Iterator[str]:
     if assembly.coupling:
         yield assembly.coupling + split_of(assembly)
     for source in (material.train, *material.validation.values()):
-        if not isinstance(source, StreamSource):
+        if (indexed := by_index(source)) is not None:
             with preserved_rng(assembly.trainable.device):
-                yield from second_look(source)
-    if isinstance(material.train, StreamSource) or isinstance(material.task, FunctionTask):
+                yield from second_look(indexed)
+    if isinstance(material.task, FunctionTask):
         return
     with preserved_rng(assembly.trainable.device):
-        batch = collated(material.train, [material.train[0]], [0])
+        if not (first := first_samples(material.train, 1)):
+            return
+        batch = collated(material.train, first, [0])
     if unused := plan_call(material.model, batch).unused:
         yield f"the data holds {', '.join(unused)}, which the model's forward does not take"
 

@@ -18,7 +18,6 @@ from surefoot.assembly.run_parts import Assembly
 from surefoot.config.sections import Settings
 from surefoot.core.schedules import Undecided
 from surefoot.data.order import SHUFFLED, BatchPlan, order_digest
-from surefoot.data.sources.stream import StreamPlan
 from surefoot.numerics.modes import mode_sensitive_modules
 from surefoot.observe.record import RunRecord, collect_record
 from surefoot.observe.terminal.view import Unit
@@ -142,11 +141,7 @@ def exactness(assembly: Assembly) -> dict[str, object]:
             *(f"loss: term {term}, {why}" for term, why in terms.items()),
             *([f"loss: {assembly.coupling}"] if assembly.coupling else ()),
         ],
-        "data_order": (
-            "the stream's own state"
-            if isinstance(assembly.plan, StreamPlan)
-            else assembly.plan.order.promise
-        ),
+        "data_order": assembly.plan.order_promise,
         "resume": "the same weights, samples and random numbers, each update once",
     }
 

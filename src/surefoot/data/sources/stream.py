@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,8 @@ from surefoot.data.batch import MicroBatch
 from surefoot.data.collate import collate_samples
 from surefoot.data.fetch import WeightFunction, aligned, checked_weights, collated
 from surefoot.data.order import START, Cursor
+from surefoot.data.plan import Batches, Reader
+from surefoot.data.sources.base import Source
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,56 @@ class StreamPlan:
         for name in ("micro_batch", "window_length"):
             if getattr(self, name) < 1:
                 raise RequestError(f"{name} is {getattr(self, name)}", rule=f"{name} >= 1")
+
+    @property
+    def samples_per_window(self) -> int:
+        """Samples of a whole window."""
+        return self.micro_batch * self.window_length
+
+    @property
+    def drop_short(self) -> bool:
+        """A short last window is kept: where a stream ends is known only when it has ended."""
+        return False
+
+    @property
+    def epoch_length(self) -> None:
+        """Only its end tells."""
+
+    @property
+    def samples_per_epoch(self) -> None:
+        """Only its end tells."""
+
+    @property
+    def order_promise(self) -> str:
+        """What a resume may rely on, for the record."""
+        return "the stream's own state"
+
+    def check_fit(self, source: Any, num_workers: int) -> None:
+        """Refuses a source that is no stream, or workers that would each have a state of it."""
+        if not isinstance(source, StreamSource):
+            raise RequestError(
+                f"a StreamPlan does not fit {source.name}",
+                rule="a stream needs a StreamPlan, a map-style dataset a BatchPlan",
+            )
+        if num_workers > 0:
+            raise RequestError(
+                f"the stream {source.name} cannot be read by {num_workers} workers",
+                where="loader.workers",
+                rule="a stream has one state, kept in the training process",
+                remedy="set loader.workers to 0",
+            )
+
+    def read(self, reader: Reader, cursor: Any) -> Batches:
+        """Micro-batches from `cursor` on, epoch after epoch, without end."""
+        return reader.streamed(self, cursor)
+
+    def read_epoch(self, reader: Reader, cursor: Any) -> Batches:
+        """Micro-batches from `cursor` to the end of its epoch."""
+        with closing(reader.streamed(self, cursor)) as batches:
+            for batch in batches:
+                yield batch
+                if batch.ends_epoch:
+                    return
 
 
 class StreamSource:
@@ -156,6 +209,19 @@ class StreamSource:
 def is_stream(data: Any) -> bool:
     """Whether an object has the methods of a stream."""
     return all(hasattr(data, name) for name in ("__iter__", "state_dict", "load_state_dict"))
+
+
+def by_index(source: Source | StreamSource) -> Source | None:
+    """The source, if its samples can be read by index; None for a stream: it is not read ahead."""
+    return None if isinstance(source, StreamSource) else source
+
+
+def first_samples(source: Source | StreamSource, most: int) -> list[Any]:
+    """The first samples, at most so many; none of a stream: it is not read ahead."""
+    indexed = by_index(source)
+    if indexed is None:
+        return []
+    return [indexed[index] for index in range(min(most, len(indexed)))]
 
 
 def refuse_stream(source: Any) -> None:
