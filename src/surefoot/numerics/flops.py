@@ -82,8 +82,8 @@ def count_flops(model: nn.Module, loss: Callable[[nn.Module], Any]) -> int:
                 terms = list(found.values()) if isinstance(found, Mapping) else [found]
                 torch.stack([term for term in terms if term.requires_grad]).sum().backward()
     except Exception as error:
-        said = str(error).strip().splitlines()
-        raise UncountableError(f"{type(error).__name__}: {said[0] if said else ''}") from error
+        first_sentence = str(error).strip().partition("\n")[0].partition(". ")[0]
+        raise UncountableError(f"{type(error).__name__}: {first_sentence}") from error
     if operators.unknown:
         raise UncountableError(f"no formula for {', '.join(sorted(operators.unknown))}")
     return int(counter.get_total_flops() - operators.recomputed)
