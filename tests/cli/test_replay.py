@@ -164,7 +164,7 @@ def test_at_most_so_many_batches_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
     from surefoot.core.reports import Event
     from surefoot.observe import bad_batches as evidence
 
-    monkeypatch.setattr(evidence, "MOST_KEPT", 2)
+    monkeypatch.setattr(evidence, "MAX_KEPT_BATCHES", 2)
     batch: tuple[Tensor, dict[str, Tensor]] = (torch.ones(2), {"a": torch.ones(1)})
     kept = [
         keep_batch(tmp_path, Event("spike", 1, "", {"window": window}), [batch], {})

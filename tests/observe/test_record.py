@@ -68,7 +68,7 @@ def test_a_huge_diff_is_cut_and_says_so(project: Path, monkeypatch: pytest.Monke
     whole = repository_state(project)
     assert len(whole.diff) == whole.diff_bytes > 500_000
     for module in (repository, record):
-        monkeypatch.setattr(module, "DIFF_LIMIT_BYTES", 1000)
+        monkeypatch.setattr(module, "MAX_DIFF_BYTES", 1000)
     fields = collect(project).fields["git"]
     assert isinstance(fields, dict)
     assert fields["diff_cut"] is True

@@ -35,8 +35,8 @@ DEADLINE = 1.0
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(module, "LEAVE_SECONDS", 0.2)
+    monkeypatch.setattr(module, "CHECK_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr(module, "MAX_LEAVE_SECONDS", 0.2)
 
 
 @pytest.fixture

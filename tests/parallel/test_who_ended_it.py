@@ -183,7 +183,7 @@ def test_a_rank_that_is_stopped_before_it_has_joined_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stops = f"is_told(lambda: os._exit({EXIT_STOPPED}))"
-    monkeypatch.setattr(module, "HANG_ENDING_SECONDS", 0.1)
+    monkeypatch.setattr(module, "MAX_EXIT_AFTER_HANG_SECONDS", 0.1)
     stopped = "os.kill(os.getpid(), signal.SIGSTOP)"
     ended = of_ranks(tmp_path, monkeypatch, stops, stopped, deadline=0.5)
     assert ended.failure is not None and ended.failure.rank == 1

@@ -15,7 +15,7 @@ from torch.nn.parameter import UninitializedBuffer
 
 from surefoot.core.errors import CheckpointError
 from surefoot.state.checkpoint import read_checkpoint, write_checkpoint
-from surefoot.state.tree import MOST_LEVELS, Snapshot, join_tree, split_tree, tensors_named
+from surefoot.state.tree import MAX_NESTING_LEVELS, Snapshot, join_tree, split_tree, tensors_named
 
 STATE = {
     "progress": {"step": 3, "loss": math.inf, "names": ["a", "b"], "betas": (0.9, 0.95)},
@@ -156,6 +156,9 @@ def test_what_cannot_be_written_is_refused_before_anything_is(make: Callable[[],
 
 
 def test_what_is_deep_and_large_but_allowed_comes_back(tmp_path: Path) -> None:
-    state = {"deep": reduce(lambda inner, _: [inner], range(MOST_LEVELS - 2), 1), "large": 10**4200}
+    state = {
+        "deep": reduce(lambda inner, _: [inner], range(MAX_NESTING_LEVELS - 2), 1),
+        "large": 10**4200,
+    }
     back = join_tree(read_checkpoint(write_checkpoint(tmp_path, 1, split_tree(state), {}))[1])
     assert back == state

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 STYLES = {"error": "bold red", "warning": "bold yellow", "hint": "bold cyan"}
 LEVELS = ("light", "deep")
-MOST_ERRORS = 5
+MAX_ERRORS = 5
 CONTEXT = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 
 
@@ -161,7 +161,7 @@ def _show(session: Session, result: Result, findings: list[Finding], known: int)
             " was not affected); their findings are left out, --json lists all errors:",
             style="yellow",
         )
-        for error in result.internal_errors[:MOST_ERRORS]:
+        for error in result.internal_errors[:MAX_ERRORS]:
             session.say(f"  {error.splitlines()[0]}", style="yellow")
     if findings:
         first = findings[0]

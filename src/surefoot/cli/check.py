@@ -20,7 +20,7 @@ from surefoot.core.errors import EXIT_DONE, EXIT_FOUND, RequestError
 if TYPE_CHECKING:
     from surefoot.verify.resume_proof import ResumeProof
 
-MOST_NAMED = 8
+MAX_NAMED = 8
 
 
 def check(
@@ -203,8 +203,8 @@ def _say_resume(session: Session, recipe: str, proof: ResumeProof) -> None:
         )
         session.next((f"surefoot check {recipe} --only resume --set deterministic=true", "T0"))
     elif difference is not None:
-        named = ", ".join(difference.pieces[:MOST_NAMED])
-        more = len(difference.pieces) - MOST_NAMED
+        named = ", ".join(difference.pieces[:MAX_NAMED])
+        more = len(difference.pieces) - MAX_NAMED
         session.say(
             f"\nFAIL resume: at update {difference.window} the resumed run differs",
             style="bold red",

@@ -12,7 +12,7 @@ from surefoot.core.errors import EXIT_DONE, RequestError
 
 FORMATS = ("transformers", "safetensors", "pt")
 WEIGHTS = ("raw", "ema")
-MOST_LISTED = 8
+MAX_LISTED = 8
 
 
 def export(
@@ -98,8 +98,8 @@ def import_(
     for note in made.notes:
         session.say(f"note: {note}")
     if made.left_out:
-        listed = ", ".join(made.left_out[:MOST_LISTED])
-        more = len(made.left_out) - MOST_LISTED
+        listed = ", ".join(made.left_out[:MAX_LISTED])
+        more = len(made.left_out) - MAX_LISTED
         session.say(f"not imported: {listed}" + (f" and {more} more" if more > 0 else ""))
     if made.model:
         session.say("\nmodel section of a recipe that fits:\nmodel:")

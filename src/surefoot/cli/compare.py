@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from surefoot.observe.readers.run_data import RunData
 
 STYLES = {"better": "green", "worse": "bold red", "not enough evidence": "yellow"}
-MOST_PACKAGES = 12
+MAX_PACKAGES = 12
 
 
 def compare(
@@ -105,12 +105,12 @@ def _show_differences(session: Session, comparison: RunComparison) -> None:
     packages = 0
     for fact in comparison.facts:
         packages += fact.name.startswith("package.")
-        if not fact.name.startswith("package.") or packages <= MOST_PACKAGES:
+        if not fact.name.startswith("package.") or packages <= MAX_PACKAGES:
             shown.add_row(*cells(fact.area, fact.name, *fact.values))
     session.say("")
     session.console.print(shown)
-    if packages > MOST_PACKAGES:
-        session.say(f"and {packages - MOST_PACKAGES} more packages (--json has all)", style="dim")
+    if packages > MAX_PACKAGES:
+        session.say(f"and {packages - MAX_PACKAGES} more packages (--json has all)", style="dim")
 
 
 def _show_metrics(session: Session, comparison: RunComparison) -> None:

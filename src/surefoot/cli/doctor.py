@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from surefoot.diagnosis.doctor import Diagnosis
 
 STYLES = {"error": "bold red", "warning": "bold yellow", "hint": "bold cyan"}
-MOST_NAMED = 6
-MOST_COLUMNS = 30
+MAX_NAMED = 6
+MAX_COLUMNS = 30
 
 
 def doctor(
@@ -47,7 +47,7 @@ def doctor(
         raise RequestError(
             "no loss was read, so nothing can be said of this training",
             where=diagnosis.source,
-            rule=f"columns: {', '.join((*diagnosis.recorded, *diagnosis.ignored)[:MOST_COLUMNS])}",
+            rule=f"columns: {', '.join((*diagnosis.recorded, *diagnosis.ignored)[:MAX_COLUMNS])}",
             remedy="rename the column of the loss to `loss`; the page on the doctor lists the names"
             " that are known",
         )
@@ -97,8 +97,8 @@ def _show(session: Session, diagnosis: Diagnosis) -> None:
         session.say("\nnot recorded, so not checked:", style="bold")
         width = max(len(entry.missing) for entry in diagnosis.undetermined)
         for entry in diagnosis.undetermined:
-            named = ", ".join(entry.slugs[:MOST_NAMED])
-            more = len(entry.slugs) - MOST_NAMED
+            named = ", ".join(entry.slugs[:MAX_NAMED])
+            more = len(entry.slugs) - MAX_NAMED
             rest = f" and {more} more" if more > 0 else ""
             session.say(f"  {entry.missing.ljust(width)}   {named}{rest}", style="dim")
     for left_out in diagnosis.left_out:

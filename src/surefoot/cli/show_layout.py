@@ -9,7 +9,7 @@ import typer
 from surefoot.cli.session import DebugOption, JsonOption, Session, SetOption, cells, table
 from surefoot.observe.formatting import format_bytes, format_count
 
-MOST_SHOWN = 16
+MAX_SHOWN = 16
 
 
 def show_layout(
@@ -46,7 +46,7 @@ def show_layout(
         "rank", "place", "parameters", "gradients", "optimizer", "gathered", "together",
         title="\nbytes per rank, without activations",
     )  # fmt: skip
-    for share in found.shares[:MOST_SHOWN]:
+    for share in found.shares[:MAX_SHOWN]:
         counted = (
             share.parameter_bytes,
             share.gradient_bytes,

@@ -15,7 +15,7 @@ from surefoot.core.errors import DataError
 
 Tokens = npt.NDArray[np.int64]
 
-HELD_OUT_SHARE = 20
+HELD_OUT_DIVISOR = 20
 """1 / 20 of the training tokens, the last ones, select the mixing weight."""
 MIXING_WEIGHTS = tuple(n / 20 for n in range(1, 20))
 
@@ -61,9 +61,9 @@ def fit_bigram(tokens: npt.ArrayLike, vocabulary_size: int) -> Bigram:
         DataError: there are too few tokens.
     """
     ids = np.asarray(tokens, dtype=np.int64)
-    if ids.size < 2 * HELD_OUT_SHARE:
+    if ids.size < 2 * HELD_OUT_DIVISOR:
         raise DataError(f"{ids.size} tokens are too few to fit a bigram", rule="at least 40")
-    border = ids.size - ids.size // HELD_OUT_SHARE
+    border = ids.size - ids.size // HELD_OUT_DIVISOR
     first = _counted(ids[:border], vocabulary_size, MIXING_WEIGHTS[0])
     held_out = ids[border:]
     mixes = {mix: float(replace(first, mix=mix).bits(held_out).sum()) for mix in MIXING_WEIGHTS}

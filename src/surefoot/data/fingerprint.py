@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 # Number of samples read where a dataset can only be fingerprinted by reading it.
-_SAMPLED = 64
+_NUM_SAMPLED = 64
 
 
 def hash_value(value: Any, digest: hashlib.blake2b | None = None) -> str:
@@ -71,6 +71,6 @@ def _feed(digest: hashlib.blake2b, value: Any) -> None:
 
 def sampled_indices(num_samples: int) -> list[int]:
     """At most 64 evenly spaced indices, including the first and the last."""
-    if num_samples <= _SAMPLED:
+    if num_samples <= _NUM_SAMPLED:
         return list(range(num_samples))
-    return sorted({round(i * (num_samples - 1) / (_SAMPLED - 1)) for i in range(_SAMPLED)})
+    return sorted({round(i * (num_samples - 1) / (_NUM_SAMPLED - 1)) for i in range(_NUM_SAMPLED)})

@@ -39,7 +39,7 @@ _NARROW_BITS = 10
 _ROUNDS = 12
 _NARROW_ROUNDS = 24
 # Positions permuted at once: temporaries stay in the processor's cache.
-_BLOCK = 1 << 14
+_BLOCK_POSITIONS = 1 << 14
 _PURPOSE_ORDER = 1
 _PURPOSE_SAMPLE = 2
 _PURPOSE_DRAW = 4
@@ -193,8 +193,8 @@ def permuted_indices(
     network = _Network.of(seed, epoch, num_samples)
     flat = asked.reshape(-1)
     out = np.empty_like(flat)
-    for start in range(0, flat.size, _BLOCK):
-        out[start : start + _BLOCK] = network.many(flat[start : start + _BLOCK])
+    for start in range(0, flat.size, _BLOCK_POSITIONS):
+        out[start : start + _BLOCK_POSITIONS] = network.many(flat[start : start + _BLOCK_POSITIONS])
     return out.reshape(asked.shape)
 
 
@@ -460,7 +460,7 @@ class _Order:
     def between(self, start: int, stop: int) -> IndexArray:
         offset = start - self._start
         if offset < 0 or stop - self._start > self._block.size:
-            last = min(max(stop, start + _BLOCK), self._length)
+            last = min(max(stop, start + _BLOCK_POSITIONS), self._length)
             self._block = indices_between(self._plan, self._epoch, start, last)
             self._start, offset = start, 0
         return self._block[offset : offset + stop - start]
@@ -489,6 +489,6 @@ def indices_between(plan: BatchPlan, epoch: int, start: int, stop: int) -> Index
 
 def order_digest(plan: BatchPlan) -> str:
     """Digest of the first samples of two epochs: another order has another one."""
-    last = min(plan.epoch_length, _BLOCK)
+    last = min(plan.epoch_length, _BLOCK_POSITIONS)
     told = b"".join(indices_between(plan, epoch, 0, last).tobytes() for epoch in (0, 1))
     return hashlib.blake2b(told, digest_size=16).hexdigest()

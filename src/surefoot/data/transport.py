@@ -27,7 +27,7 @@ from torch import Tensor
 from surefoot.data.batch import is_aligned
 
 _HEADER = struct.Struct("<QQI")
-_ALIGNMENT = 64
+_ALIGNMENT_BYTES = 64
 # Buffers below this total are sent in the message itself.
 _INLINE_BYTES = 16 * 1024
 
@@ -127,7 +127,7 @@ class Channel:
         offsets, total = [], 0
         for view in views:
             offsets.append((total, view.nbytes))
-            total += -(-view.nbytes // _ALIGNMENT) * _ALIGNMENT
+            total += -(-view.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         table = pickle.dumps(offsets, protocol=5)
         descriptor = -1
         inline = b""

@@ -21,7 +21,7 @@ from surefoot.judge.verdict import ContractVerdict
 from surefoot.observe.readers.run_data import RunData
 from surefoot.observe.readers.runs import RunStatus
 
-ENOUGH = 3
+MIN_SEEDS = 3
 """Number of seeds on each side required to claim a difference."""
 
 
@@ -209,9 +209,9 @@ def _result(
 
     if not all(map(math.isfinite, (*before, *after))):
         return made(ComparisonOutcome.NOT_SHOWN, "a value is not finite")
-    if min(len(before), len(after)) < ENOUGH:
+    if min(len(before), len(after)) < MIN_SEEDS:
         counts = f"{len(before)} and {len(after)} finished seeds"
-        return made(ComparisonOutcome.NOT_SHOWN, f"{counts}; {ENOUGH} on each side are needed")
+        return made(ComparisonOutcome.NOT_SHOWN, f"{counts}; {MIN_SEEDS} on each side are needed")
     found = welch(before, after)
     interval = f"95 % interval of the difference [{found.low:.4g}, {found.high:.4g}] (Welch)"
     if not found.excludes_zero:

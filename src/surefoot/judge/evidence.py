@@ -9,7 +9,7 @@ from surefoot.judge.repeats import repeats_beside
 from surefoot.judge.verdict import Clause, Standing
 from surefoot.observe.readers.run_data import RunData
 
-NUM_SEEDS = 3
+MIN_BENCHMARK_SEEDS = 3
 """Number of seeds for a benchmark: two do not show a spread."""
 
 
@@ -43,7 +43,7 @@ def _environment(run: RunData) -> tuple[bool, str, str]:
 def _repeats(run: RunData) -> tuple[bool, str, str]:
     seeds = repeats_beside(run)
     said = f"{len(seeds)} finished runs that differ only in the seed: {sorted(seeds)}"
-    missing = NUM_SEEDS - len(seeds)
+    missing = MIN_BENCHMARK_SEEDS - len(seeds)
     return missing <= 0, said, f"train {missing} more with other values of seed"
 
 
@@ -60,7 +60,7 @@ EVIDENCE: Mapping[str, tuple[str, Look]] = {
     "data": ("every data set has a fingerprint", _data),
     "code": ("the code is a commit without changes", _code),
     "environment": ("the packages are recorded", _environment),
-    "repeats": (f"at least {NUM_SEEDS} seeds", _repeats),
+    "repeats": (f"at least {MIN_BENCHMARK_SEEDS} seeds", _repeats),
     "base weights": ("the weights that were adapted are named", _base_weights),
 }
 

@@ -21,7 +21,7 @@ from surefoot.observe.metrics_log import strict
 BAD_BATCHES_NAME = "bad-batches"
 EVENT_NAME = "event.json"
 TENSORS_NAME = "batch.safetensors"
-MOST_KEPT = 20
+MAX_KEPT_BATCHES = 20
 """Largest number of batches kept per run, to bound disk use."""
 
 
@@ -44,7 +44,7 @@ def keep_batch(
     above = artifacts / BAD_BATCHES_NAME
     folder = above / f"window-{int(str(event.data['window'])):08d}"
     if not folder.exists():
-        if above.exists() and sum(1 for _ in above.iterdir()) >= MOST_KEPT:
+        if above.exists() and sum(1 for _ in above.iterdir()) >= MAX_KEPT_BATCHES:
             return None
         folder.mkdir(parents=True)
     tensors = {

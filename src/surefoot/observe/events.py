@@ -19,7 +19,7 @@ from surefoot.core.errors import SurefootError
 from surefoot.core.reports import EvalReport, Event, StepReport
 from surefoot.observe.files.atomic import PartialWriteError, write_all
 from surefoot.observe.files.log_file import restore_log_file
-from surefoot.observe.metrics_log import MOST_WAITING_BYTES, strict
+from surefoot.observe.metrics_log import MAX_WAITING_BYTES, strict
 
 
 class EventKind(StrEnum):
@@ -92,7 +92,7 @@ class EventLog:
         try:
             self._write()
         except OSError as error:
-            if self._patient and is_full(error) and len(self._waiting) < MOST_WAITING_BYTES:
+            if self._patient and is_full(error) and len(self._waiting) < MAX_WAITING_BYTES:
                 return
             raise self._unwritable(error) from error
 

@@ -35,7 +35,7 @@ from surefoot.observe.files.log_file import restore_log_file
 from surefoot.observe.metrics_schema import RESOURCES, number, schema
 
 FLUSH_SECONDS = 1.0
-MOST_WAITING_BYTES = 1 << 26
+MAX_WAITING_BYTES = 1 << 26
 """Largest amount of rows kept in memory while the disk is full."""
 MAX_SAMPLE_IDS = 64
 GAP_UPDATES = 50
@@ -220,7 +220,7 @@ class MetricsLog:
         try:
             self.flush()
         except SurefootError as error:
-            may_wait = self._patient and len(self._unwritten) < MOST_WAITING_BYTES
+            may_wait = self._patient and len(self._unwritten) < MAX_WAITING_BYTES
             if not (may_wait and is_full(error.__cause__)):
                 raise
 

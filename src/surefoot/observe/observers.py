@@ -19,7 +19,7 @@ from surefoot.core.reports import EvalReport, Event, Observer, StepReport
 from surefoot.observe.events import EventKind
 
 METHODS: Final = ("on_step", "on_eval", "on_event", "close")
-NEAR: Final = 0.75
+MIN_NAME_SIMILARITY: Final = 0.75
 """Similarity, out of 1, from which a method's name counts as misspelt."""
 
 
@@ -53,7 +53,7 @@ def as_observer(given: Any) -> Observer:
     for word in dir(given):
         if word in METHODS or word.startswith("_") or not callable(getattr(given, word, None)):
             continue
-        near = difflib.get_close_matches(word, METHODS[:3], n=1, cutoff=NEAR)
+        near = difflib.get_close_matches(word, METHODS[:3], n=1, cutoff=MIN_NAME_SIMILARITY)
         if near or word.startswith("on_"):
             raise RequestError(
                 f"the observer {name} has a method {word!r}, which is never called",

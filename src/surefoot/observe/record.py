@@ -22,7 +22,7 @@ import torch
 from surefoot.observe.files.atomic import atomic_write
 from surefoot.observe.machine import container_hint, describe_machine
 from surefoot.observe.metrics_log import strict
-from surefoot.observe.repository import DIFF_LIMIT_BYTES, repository_state
+from surefoot.observe.repository import MAX_DIFF_BYTES, repository_state
 from surefoot.observe.run_folder import RunFolder
 
 FORMAT = 1
@@ -116,7 +116,7 @@ def collect_record(
             "diff_file": None,
             "diff_bytes": code.diff_bytes,
             "diff_sha256": code.diff_sha256,
-            "diff_cut": code.diff_bytes > DIFF_LIMIT_BYTES,
+            "diff_cut": code.diff_bytes > MAX_DIFF_BYTES,
             "untracked": list(code.untracked),
             "untracked_count": code.untracked_count,
             "reason": code.reason,

@@ -11,8 +11,8 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-DIFF_LIMIT_BYTES = 1 << 20
-UNTRACKED_LIMIT = 50
+MAX_DIFF_BYTES = 1 << 20
+MAX_UNTRACKED_NAMES = 50
 _TIMEOUT_SECONDS = 10
 
 
@@ -26,13 +26,13 @@ class RepositoryState:
     dirty: bool | None = None
     """Whether tracked files differ from the commit."""
     diff: bytes = b""
-    """`git diff HEAD`, at most `DIFF_LIMIT_BYTES` of it."""
+    """`git diff HEAD`, at most `MAX_DIFF_BYTES` of it."""
     diff_bytes: int = 0
     """Length of the full diff."""
     diff_sha256: str | None = None
     """Hash of the full diff; None if there is none."""
     untracked: tuple[str, ...] = field(default=())
-    """Names only, at most `UNTRACKED_LIMIT`: their content may be secret or huge."""
+    """Names only, at most `MAX_UNTRACKED_NAMES`: their content may be secret or huge."""
     untracked_count: int = 0
     reason: str | None = None
 
@@ -65,7 +65,7 @@ def repository_state(folder: Path) -> RepositoryState:
         diff=diff,
         diff_bytes=length,
         diff_sha256=digest if length else None,
-        untracked=tuple(names[:UNTRACKED_LIMIT]),
+        untracked=tuple(names[:MAX_UNTRACKED_NAMES]),
         untracked_count=len(names),
     )
 
@@ -110,7 +110,7 @@ def _diff(folder: Path) -> tuple[bytes, int, str]:
         while chunk := process.stdout.read(1 << 16):
             digest.update(chunk)
             length += len(chunk)
-            kept += chunk[: max(0, DIFF_LIMIT_BYTES - len(kept))]
+            kept += chunk[: max(0, MAX_DIFF_BYTES - len(kept))]
     return bytes(kept), length, digest.hexdigest()
 
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TextIO, TypeVar
 
 Item = TypeVar("Item")
-LOOKS_PER_DEADLINE = 4
+CHECKS_PER_DEADLINE = 4
 ASK_SIGNAL = signal.SIGUSR2
 
 
@@ -115,7 +115,7 @@ class HangWatch:
     def _look(self) -> None:
         seen, heard, told = -1, time.monotonic(), False
         read, began = "", heard
-        pause = min(self._deadline, self._read_deadline) / LOOKS_PER_DEADLINE
+        pause = min(self._deadline, self._read_deadline) / CHECKS_PER_DEADLINE
         while not self._done.wait(pause):
             now, reading = time.monotonic(), self._reading()
             if self._beats != seen or reading != read:

@@ -33,7 +33,7 @@ AS_OPTIMIZER: Final = "as-optimizer"
 
 DECAY: Final = "decay"
 NO_DECAY: Final = "no_decay"
-MOST_NAMED: Final = 5
+MAX_NAMED: Final = 5
 """Number of names that an error lists before it counts the rest."""
 
 
@@ -306,8 +306,8 @@ def mixed_decay_groups(groups: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def first_few(texts: Sequence[str]) -> str:
     """The first few texts, and how many more there are."""
-    more = len(texts) - MOST_NAMED
-    return "; ".join(texts[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
+    more = len(texts) - MAX_NAMED
+    return "; ".join(texts[:MAX_NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _stranger(parameter: Tensor) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from surefoot.core.interruption import CutShort
 from surefoot.parallel.mesh import Mesh
 
-MOST_TERMS = 64
+MAX_TERMS = 64
 """Largest number of weights (item counts per loss term) in a window."""
 
 
@@ -65,7 +65,7 @@ class HostSums:
     def _meet(self, own: Sequence[float], *, leaves: bool) -> bool:
         clock = time.monotonic() - self._began if self._mesh.rank == 0 else 0.0
         # Fixed length: a rank that leaves does not know how many terms there are.
-        padding = [0.0] * (MOST_TERMS - len(own))
+        padding = [0.0] * (MAX_TERMS - len(own))
         words = [clock, float(self._asked), float(leaves)]
         message = torch.tensor([*own, *padding, *words], dtype=torch.float64)
         dist.all_reduce(message, op=dist.ReduceOp.SUM, group=self._mesh.host_group)

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from surefoot.core.errors import ModelError
 from surefoot.parallel.mesh import Mesh
 
-MOST_NAMED: Final = 5
+MAX_NAMED: Final = 5
 """Number of parameters that an error names."""
 # Newer versions of torch deprecate the older name. Buffers are shared once per window by
 # `SharedBuffers`, and tables derived from the configuration never.
@@ -91,7 +91,7 @@ class Replicas:
         idle = [name for name, p in self._trained.items() if p.grad is None]
         raise ModelError(
             "a parameter was not used by the loss: the gradients of the replicas were not summed",
-            where=", ".join(idle[:MOST_NAMED]) or "a parameter that earlier micro-batches used",
+            where=", ".join(idle[:MAX_NAMED]) or "a parameter that earlier micro-batches used",
             rule="replicas sum the gradients of all parameters in the last backward of a window",
             remedy="freeze what is not used (model.frozen), or set "
             "parallel.unused_parameters=find, which searches for them in each backward",

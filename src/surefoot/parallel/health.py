@@ -19,8 +19,8 @@ from surefoot.core.errors import RankError
 from surefoot.parallel.parts import local_part
 from surefoot.parallel.ranks import Ranks
 
-MOST_NAMED: Final = 5
-LAGS: Final = 0.1
+MAX_NAMED: Final = 5
+SLOW_RANK_TIME_SHARE: Final = 0.1
 """A rank is slow if it loses this share of the time, compared with the others."""
 INTEGERS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -73,8 +73,8 @@ def refuse_differences(of_ranks: Sequence[Checksums], step: int) -> None:
             differing.append((name, odd))
     if not differing:
         return
-    names = ", ".join(name for name, _ in differing[:MOST_NAMED])
-    more = len(differing) - MOST_NAMED
+    names = ", ".join(name for name, _ in differing[:MAX_NAMED])
+    more = len(differing) - MAX_NAMED
     ranks = sorted({rank for _, odd in differing for rank in odd})
     raise RankError(
         f"replicas of a weight are not equal: {names}" + (f" and {more} more" if more > 0 else ""),
@@ -106,7 +106,7 @@ def slow_rank(times: Sequence[RankTimes]) -> str | None:
     excess = [_excess(times, rank) for rank in range(len(times))]
     lost = [sum(max(0.0, more) for more in phases.values()) for phases in excess]
     slow = max(range(len(times)), key=lambda rank: lost[rank])
-    if lost[slow] < LAGS * times[slow].seconds or lost[slow] <= 0.0:
+    if lost[slow] < SLOW_RANK_TIME_SHARE * times[slow].seconds or lost[slow] <= 0.0:
         return None
     phase = max(excess[slow], key=lambda name: excess[slow][name])
     return (

@@ -23,7 +23,7 @@ from surefoot.parallel.lookout import Lookout
 from surefoot.parallel.lost import Failure, How, claim, first_failure, named, of_attempt
 from surefoot.parallel.torch_private import default_store
 
-SIGNS_OF_A_LOST_RANK = (
+LOST_RANK_MESSAGES = (
     "Connection closed by peer",
     "Connection reset by peer",
     "Broken pipe",
@@ -31,8 +31,8 @@ SIGNS_OF_A_LOST_RANK = (
     "NCCL",
 )
 """Messages of torch's backends when the other side is gone; gloo raises a plain RuntimeError."""
-JOIN_SECONDS = 300.0
-STORE_SECONDS = 5.0
+MAX_JOIN_SECONDS = 300.0
+MAX_STORE_WAIT_SECONDS = 5.0
 """How long a rank that fails before it has joined looks for the store of its launch."""
 RUN_ID_PREFIX = "surefoot-"
 """Prefix of run ids of our own launcher, which reports lost ranks."""
@@ -43,7 +43,7 @@ def launched_ranks() -> int:
     return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
 
 
-def join_ranks(timeout_seconds: float = JOIN_SECONDS) -> None:
+def join_ranks(timeout_seconds: float = MAX_JOIN_SECONDS) -> None:
     """Joins the group that the launcher prepared; does nothing for one rank or a second call.
 
     CPU tensors use gloo, CUDA tensors NCCL. On CUDA the device is that of the local rank. From
@@ -91,7 +91,7 @@ def _store_of_launch() -> dist.Store | None:
         return shared_store()
     if launched_ranks() > 1 and _by_agent():
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        return launchers_store(host, port, STORE_SECONDS)
+        return launchers_store(host, port, MAX_STORE_WAIT_SECONDS)
     return None
 
 
@@ -99,7 +99,7 @@ def _by_agent() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def launchers_store(host: str, port: int, seconds: float = JOIN_SECONDS) -> dist.Store:
+def launchers_store(host: str, port: int, seconds: float = MAX_JOIN_SECONDS) -> dist.Store:
     """A separate connection to the store that torch's launcher keeps for its ranks."""
     limit = timedelta(seconds=seconds)
     return of_attempt(
@@ -179,7 +179,7 @@ def is_of_lost_rank(error: BaseException) -> bool:
     chain: BaseException | None = error
     while chain is not None:
         text = str(chain)
-        if isinstance(chain, dist.DistError) or any(sign in text for sign in SIGNS_OF_A_LOST_RANK):
+        if isinstance(chain, dist.DistError) or any(sign in text for sign in LOST_RANK_MESSAGES):
             return True
         chain = chain.__cause__ or chain.__context__
     return False

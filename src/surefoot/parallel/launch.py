@@ -37,9 +37,9 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from surefoot.core.errors import EXIT_STOPPED, RankError
 from surefoot.parallel.join import RUN_ID_PREFIX, launchers_store
 from surefoot.parallel.lookout import (
-    LOOK_SECONDS,
-    LOOKS_PER_DEADLINE,
-    STACKS_SECONDS,
+    CHECK_EVERY_SECONDS,
+    CHECKS_PER_DEADLINE,
+    MAX_STACKS_WAIT_SECONDS,
     RankHeartbeat,
     Silence,
     all_have_written,
@@ -49,18 +49,18 @@ from surefoot.parallel.lookout import (
 )
 from surefoot.parallel.lost import LAUNCHER, Failure, How, claim, first_failure
 
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-SHELL_CODE_OF_SIGNAL = 128
-ENDING_SECONDS = 5.0
+FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+SIGNAL_EXIT_CODE_BASE = 128
+MAX_EXIT_SECONDS = 5.0
 """Time the other ranks have to exit after the first failure; torch would wait 30 s."""
-HANG_ENDING_SECONDS = 2.0
+MAX_EXIT_AFTER_HANG_SECONDS = 2.0
 """The same if a rank hangs, after it has been asked for its stacks."""
-ECHO_SECONDS = 0.5
+SAME_REQUEST_SECONDS = 0.5
 """Signals within this time of the first one count as the same request."""
-GONE_SECONDS = 1.0
+MAX_KILL_WAIT_SECONDS = 1.0
 """Longest wait for the system to remove killed processes."""
 TICK_SECONDS = 0.1
-TOLD_TO_LEAVE: Final = (EXIT_STOPPED, -signal.SIGTERM)
+REQUESTED_EXIT_CODES: Final = (EXIT_STOPPED, -signal.SIGTERM)
 """Exit codes of ranks that were asked to leave."""
 
 
@@ -200,7 +200,7 @@ class _Launch:
                 # With a timeout: Python's signal handlers run only when the main thread wakes.
                 thread.join(timeout=TICK_SECONDS)
                 self._tick()
-        until = time.monotonic() + GONE_SECONDS
+        until = time.monotonic() + MAX_KILL_WAIT_SECONDS
         # Processes that ranks have started, such as data workers, are in their process groups.
         while self._kill() and time.monotonic() < until:
             time.sleep(0.01)
@@ -221,7 +221,7 @@ class _Launch:
     def _pass_on(self, number: int) -> None:
         now = time.monotonic()
         self._first_asked = self._first_asked or now
-        if now - self._first_asked > ECHO_SECONDS and self._second is None:
+        if now - self._first_asked > SAME_REQUEST_SECONDS and self._second is None:
             self._second = number, now
         self._asked.append(number)
         self._deliver()
@@ -241,11 +241,13 @@ class _Launch:
         if self._is_overdue(now):
             self._kill()
         seconds = now - self._looked
-        if self._pids() and seconds > min(LOOK_SECONDS, self._deadline / LOOKS_PER_DEADLINE):
+        if self._pids() and seconds > min(
+            CHECK_EVERY_SECONDS, self._deadline / CHECKS_PER_DEADLINE
+        ):
             self._looked = now
             # Time in which this process itself was stopped is not counted.
             with suppress(dist.DistError, RuntimeError):
-                self._look(min(seconds, 2 * LOOK_SECONDS))
+                self._look(min(seconds, 2 * CHECK_EVERY_SECONDS))
         if self._hangs is not None and self._asked_for_stacks is None:
             with suppress(dist.DistError, RuntimeError):
                 self._ask_for_stacks(*self._hangs, now)
@@ -254,15 +256,15 @@ class _Launch:
         """Whether ranks are still running that should have exited by now."""
         looks_since = self._agent.looks_since
         hang_since = self._asked_for_stacks
-        if looks_since is not None and now - looks_since > HANG_ENDING_SECONDS:
+        if looks_since is not None and now - looks_since > MAX_EXIT_AFTER_HANG_SECONDS:
             said = self._said()
             if said is not None and said.how is How.HANGS:
                 hang_since = hang_since or looks_since
         asked_again = self._second[1] if self._second is not None else None
         return (
-            (hang_since is not None and now - hang_since > HANG_ENDING_SECONDS)
-            or (looks_since is not None and now - looks_since > ENDING_SECONDS)
-            or (asked_again is not None and now - asked_again > ENDING_SECONDS)
+            (hang_since is not None and now - hang_since > MAX_EXIT_AFTER_HANG_SECONDS)
+            or (looks_since is not None and now - looks_since > MAX_EXIT_SECONDS)
+            or (asked_again is not None and now - asked_again > MAX_EXIT_SECONDS)
         )
 
     def _said(self) -> Failure | None:
@@ -288,7 +290,7 @@ class _Launch:
         """Asks last of all: the request wakes a stopped process, and the others may then end."""
         store, ranks = self._agent.store, range(self._spec.local_world_size)
         assert store is not None
-        if now - since > STACKS_SECONDS or all_have_written(store, ranks, rank):
+        if now - since > MAX_STACKS_WAIT_SECONDS or all_have_written(store, ranks, rank):
             self._asked_for_stacks = now
             ask_for_stacks(store, rank)
 
@@ -318,8 +320,8 @@ class _Launch:
             return Launched(code, rank, failure=said)
         if self._second is not None and -code == signal.SIGKILL:
             # Killed by us: they did not exit after two requests.
-            return Launched(SHELL_CODE_OF_SIGNAL + self._second[0], rank)
-        return Launched(SHELL_CODE_OF_SIGNAL - code, rank, signal.Signals(-code), said)
+            return Launched(SIGNAL_EXIT_CODE_BASE + self._second[0], rank)
+        return Launched(SIGNAL_EXIT_CODE_BASE - code, rank, signal.Signals(-code), said)
 
 
 def loudest(codes: Mapping[int, int]) -> int:
@@ -335,7 +337,7 @@ def loudest(codes: Mapping[int, int]) -> int:
 
     def calm(rank: int) -> int:
         code = codes[rank]
-        return 3 if code == 0 else 2 if code in TOLD_TO_LEAVE else 1 if code > 0 else 0
+        return 3 if code == 0 else 2 if code in REQUESTED_EXIT_CODES else 1 if code > 0 else 0
 
     return min(codes, key=calm)
 
@@ -355,7 +357,7 @@ def who_ended_it(
     if said is not None and said.how is How.FAILED:
         # It was still leaving when a rank that waited for it exited.
         code = last.get(said.rank, 0)
-        if code > 0 and code not in TOLD_TO_LEAVE:
+        if code > 0 and code not in REQUESTED_EXIT_CODES:
             return said.rank, code
     rank = loudest(first)
     return rank, first[rank]
@@ -378,7 +380,7 @@ def _calling(pass_on: Callable[[int], None]) -> Iterator[None]:
     def handle(number: int, frame: FrameType | None) -> None:
         pass_on(number)
 
-    before = [(number, signal.signal(number, handle)) for number in PASSED_ON]
+    before = [(number, signal.signal(number, handle)) for number in FORWARDED_SIGNALS]
     try:
         yield
     finally:
@@ -393,7 +395,7 @@ def end_with_launcher() -> None:
     def watch() -> None:
         while os.getppid() == parent:
             left.wait(1.0)
-        os._exit(SHELL_CODE_OF_SIGNAL + signal.SIGTERM)
+        os._exit(SIGNAL_EXIT_CODE_BASE + signal.SIGTERM)
 
     left = threading.Event()
     threading.Thread(target=watch, name="surefoot-parent", daemon=True).start()

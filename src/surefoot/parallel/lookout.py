@@ -31,15 +31,15 @@ from surefoot.observe.watch import ASK_SIGNAL
 from surefoot.parallel.lost import Failure, How, claim, first_failure, named
 from surefoot.parallel.torch_private import limit_collectives, num_collectives, process_groups
 
-LOOK_SECONDS = 0.5
-LOOKS_PER_DEADLINE = 8
-LEAVE_SECONDS = 2.0
+CHECK_EVERY_SECONDS = 0.5
+CHECKS_PER_DEADLINE = 8
+MAX_LEAVE_SECONDS = 2.0
 """How long the main thread of a rank that learns of a failure may take to exit by itself."""
-STACKS_SECONDS = 1.5
+MAX_STACKS_WAIT_SECONDS = 1.5
 """How long a rank that exits after a hang, or wakes a stopped process, waits for the other ranks to
 write their stacks: the stack of what they wait for would end with it."""
 STACKS_POLL_SECONDS = 0.05
-BACKSTOP = 2
+COLLECTIVE_TIMEOUT_DEADLINES = 2
 """Collectives time out after this many deadlines, in case no check has run."""
 
 
@@ -239,7 +239,7 @@ class Lookout:
             store: that of the calling thread.
         """
         self.write_stacks(failure)
-        until = time.monotonic() + STACKS_SECONDS
+        until = time.monotonic() + MAX_STACKS_WAIT_SECONDS
         others = [rank for rank in range(self._size) if rank != self.rank]
         while failure.how is How.HANGS and not all_have_written(store, others, failure.rank):
             if time.monotonic() > until:
@@ -262,7 +262,7 @@ class Lookout:
         self._away.set()
         self._done.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(LEAVE_SECONDS)
+            self._thread.join(MAX_LEAVE_SECONDS)
         if not self._thread.is_alive():
             with suppress(dist.DistError, RuntimeError):
                 self._show(left=True)
@@ -297,7 +297,7 @@ class Lookout:
             while not self._done.wait(self._pause()):
                 now = time.monotonic()
                 # Time in which this process was suspended or stopped is not counted.
-                self._look(min(now - last, 2 * LOOK_SECONDS))
+                self._look(min(now - last, 2 * CHECK_EVERY_SECONDS))
                 last = now
                 failure = self.failure
                 if failure is not None:
@@ -306,7 +306,7 @@ class Lookout:
                     return
 
     def _pause(self) -> float:
-        return min(LOOK_SECONDS, self._deadline / LOOKS_PER_DEADLINE)
+        return min(CHECK_EVERY_SECONDS, self._deadline / CHECKS_PER_DEADLINE)
 
     def _look(self, seconds: float) -> None:
         calls = self._calls()
@@ -374,7 +374,9 @@ class Lookout:
                 calls[name] = count
             if name not in self._timed:
                 self._timed.add(name)
-                limit_collectives(group, timedelta(seconds=BACKSTOP * self._deadline))
+                limit_collectives(
+                    group, timedelta(seconds=COLLECTIVE_TIMEOUT_DEADLINES * self._deadline)
+                )
         return calls
 
     def _show(self, **news: Any) -> None:
@@ -393,7 +395,7 @@ class Lookout:
             if self._done.wait(self._pause()) or not self._thread.is_alive():
                 return
             now = time.monotonic()
-            passed = min(now - last, 2 * LOOK_SECONDS)
+            passed = min(now - last, 2 * CHECK_EVERY_SECONDS)
             # This rank sends a heartbeat each time the store has answered all its requests.
             _, silent = silence.longest({self._keeper: self._sign}, passed)
             last = now
@@ -413,7 +415,7 @@ class Lookout:
         self.write_stacks(failure)
         self._show()
         # A main thread that can exit by itself does: it sees the same failure.
-        left = self._away.wait(LEAVE_SECONDS)
+        left = self._away.wait(MAX_LEAVE_SECONDS)
         near = self._near_ranks()
         asks = min((rank for rank in (*near, self.rank) if rank != failure.rank), default=-1)
         if failure.how is How.HANGS and failure.rank in near and asks == self.rank:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from surefoot.core.errors import ModelError, RequestError
 from surefoot.core.plans import PipelinePlan, StageStyle, stages_for
-from surefoot.parallel.data_parallel import MOST_NAMED
+from surefoot.parallel.data_parallel import MAX_NAMED
 from surefoot.parallel.mesh import Mesh
 from surefoot.parallel.pipeline_schedule import PipelineOrder
 from surefoot.parallel.sizes import ParameterSizes
@@ -400,7 +400,7 @@ class StageReplicas:
         if idle:
             raise ModelError(
                 "a parameter was not used by the loss: the replicas' gradients were not summed",
-                where=", ".join(idle[:MOST_NAMED]),
+                where=", ".join(idle[:MAX_NAMED]),
                 rule="replicas sum the gradients of all parameters once per window",
                 remedy="freeze what is not used (model.frozen)",
             )

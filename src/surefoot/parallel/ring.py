@@ -224,13 +224,13 @@ class _Flash:
         return found
 
 
-MOST_FLASH_WIDTH = 256
+MAX_FLASH_HEAD_DIM = 256
 """Largest head dim of torch's flash attention; must be a multiple of 8."""
 
 
 def _part_for(query: Tensor, mask: Tensor | None) -> _Products | _Flash:
     width = query.shape[-1]
-    fits = width % 8 == 0 and width <= MOST_FLASH_WIDTH
+    fits = width % 8 == 0 and width <= MAX_FLASH_HEAD_DIM
     is_half = query.dtype in (torch.bfloat16, torch.float16)
     if mask is None and query.is_cuda and is_half and fits:
         return _Flash(query)

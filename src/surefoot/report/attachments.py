@@ -14,8 +14,8 @@ from surefoot.report.markup import PageSection, details, escape, moment, size, t
 from surefoot.state.checkpoint import list_checkpoints
 
 NAMED_PACKAGES = ("surefoot", "torch", "numpy", "tokenizers", "transformers", "scikit-learn")
-MOST_EVENTS = 400
-MOST_DIFF_CHARACTERS = 60_000
+MAX_EVENTS = 400
+MAX_DIFF_CHARACTERS = 60_000
 
 
 def config_section(run: RunData, baseline: RunData | None) -> PageSection:
@@ -103,10 +103,10 @@ def _uncommitted(run: RunData) -> Iterator[str]:
         text = path.read_text("utf-8", "replace")
         cut = (
             ""
-            if len(text) <= MOST_DIFF_CHARACTERS
+            if len(text) <= MAX_DIFF_CHARACTERS
             else "\n[truncated; the full diff is in the file]"
         )
-        shown = tag("pre", text[:MOST_DIFF_CHARACTERS] + cut).text
+        shown = tag("pre", text[:MAX_DIFF_CHARACTERS] + cut).text
         yield details(f"Uncommitted changes: {path.name}, {size(len(text))}", shown)
 
 
@@ -141,11 +141,11 @@ def _of(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def history_section(run: RunData) -> PageSection:
     """All events, in order."""
-    kept = run.events[-MOST_EVENTS:]
+    kept = run.events[-MAX_EVENTS:]
     rows = [(e.kind, f"{e.step:,}", moment(e.time), e.message) for e in kept]
     body = table(("event", "update", "when", ""), rows, numbers=(1,)) if rows else ""
     if len(kept) < len(run.events):
-        body = f'<p class="note">The last {MOST_EVENTS} of {len(run.events):,} events.</p>' + body
+        body = f'<p class="note">The last {MAX_EVENTS} of {len(run.events):,} events.</p>' + body
     return PageSection("events", "Events", body or '<p class="soft">No events are recorded.</p>')
 
 

@@ -23,7 +23,7 @@ LEVELS = {
     ComparisonOutcome.NOT_SHOWN: "warn",
 }
 AREAS = {"config": "Configuration", "code": "Code", "data": "Data", "environment": "Environment"}
-MOST_RUNS = 12
+MAX_RUNS = 12
 
 
 def write_comparison(runs: Sequence[RunData], comparison: RunComparison, target: Path) -> Path:
@@ -34,7 +34,7 @@ def write_comparison(runs: Sequence[RunData], comparison: RunComparison, target:
 
 def comparison_page(runs: Sequence[RunData], comparison: RunComparison) -> str:
     """The page as HTML."""
-    drawn = runs[:MOST_RUNS]
+    drawn = runs[:MAX_RUNS]
     marks = [overview.marks_of(run, ()) for run in drawn]
     curves = page_data(drawn, comparison.labels[: len(drawn)], marks)
     sections = [

@@ -18,7 +18,7 @@ from surefoot.report.markup import number as shown
 
 DATA_SHEET = "data-sheet.json"
 MEMORY_TABLE = "memory.json"
-COLOURS = 6
+NUM_COLOURS = 6
 
 
 def slices_section(run: RunData, verdict: ContractVerdict | None) -> PageSection:
@@ -73,7 +73,7 @@ def _sign(metric: str, deciding: str, direction: str) -> int:
 
 
 def _colour(index: int) -> str:
-    return f"var(--c{index})" if index < COLOURS else "var(--line-strong)"
+    return f"var(--c{index})" if index < NUM_COLOURS else "var(--line-strong)"
 
 
 def _baseline_values(run: RunData) -> Mapping[str, float]:

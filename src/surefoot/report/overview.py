@@ -46,8 +46,8 @@ SHOWN_EVENTS = {
     EventKind.OBSERVER_FAILED: "warn",
     "plateau": "",
 }
-MOST_MARKS = 200
-MOST_TRACE_CHARACTERS = 40_000
+MAX_MARKS = 200
+MAX_TRACE_CHARACTERS = 40_000
 
 
 def marks_of(run: RunData, findings: Sequence[Finding]) -> list[dict[str, Any]]:
@@ -71,7 +71,7 @@ def marks_of(run: RunData, findings: Sequence[Finding]) -> list[dict[str, Any]]:
         if name in ("loss", "grad_norm"):
             text = f"{name} is not finite"
             marks += [{"step": steps[row], "level": "bad", "text": text} for row in rows]
-    return marks[:MOST_MARKS]
+    return marks[:MAX_MARKS]
 
 
 def _steps_of(evidence: Mapping[str, object]) -> Iterator[int]:
@@ -143,7 +143,7 @@ def _ending(run: RunData) -> str:
         for key, label in (("where", "Where"), ("rule", "Rule"), ("remedy", "Do"))
         if failure.data.get(key)
     ]
-    trace = str(failure.data.get("traceback", ""))[-MOST_TRACE_CHARACTERS:]
+    trace = str(failure.data.get("traceback", ""))[-MAX_TRACE_CHARACTERS:]
     return (
         tag("p", failure.message).text
         + "".join(said)

@@ -18,8 +18,8 @@ from surefoot.observe.readers.stretches import elapsed_at
 
 MAX_POINTS = 2000
 """Largest number of points of a curve without buckets."""
-BUCKETS = 800
-DIGITS = 5
+MAX_BUCKETS = 800
+SIGNIFICANT_DIGITS = 5
 AXES = ("step", "tokens", "samples", "time")
 
 
@@ -62,7 +62,7 @@ def page_data(
         labels: name of each run in legends; empty strings for a single run.
         marks: for each run, the marks on the time axis: `step`, `kind` and `text`.
     """
-    budget = max(100, BUCKETS // len(runs))
+    budget = max(100, MAX_BUCKETS // len(runs))
     grids: list[dict[str, Any]] = []
     charts: dict[str, dict[str, Any]] = {}
     for index, run in enumerate(runs):
@@ -274,7 +274,7 @@ def _short(value: float) -> float:
     """Rounds to as many digits as are visible."""
     if value == 0 or not math.isfinite(value):
         return 0.0
-    digits = max(DIGITS, math.ceil(math.log10(abs(value))) + 1)
+    digits = max(SIGNIFICANT_DIGITS, math.ceil(math.log10(abs(value))) + 1)
     rounded = float(f"{value:.{digits}g}")
     return int(rounded) if rounded.is_integer() else rounded
 

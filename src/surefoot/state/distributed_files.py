@@ -37,7 +37,7 @@ RECORDS = frozenset(
         ("collections", "OrderedDict"),
     }
 )
-MOST_DIMENSIONS = 64
+MAX_DIMS = 64
 
 
 class Record:
@@ -182,7 +182,7 @@ def _sizes(record: Any) -> tuple[int, ...]:
     # A torch.Size is constructed from a tuple; a record keeps its arguments.
     values = record.arguments[0] if isinstance(record, Record) and record.arguments else ()
     sizes = tuple(values)
-    if len(sizes) > MOST_DIMENSIONS or any(type(n) is not int or n < 0 for n in sizes):
+    if len(sizes) > MAX_DIMS or any(type(n) is not int or n < 0 for n in sizes):
         raise ValueError(f"a shape is {sizes[:8]!r}")
     return sizes
 

@@ -19,8 +19,8 @@ from typing import Any
 from surefoot.core.errors import CheckpointError, MissingDataError, RequestError
 from surefoot.state.foreign_reader import REPORT_NAME, WEIGHTS_NAME
 
-LEAST_SECONDS = 60
-BYTES_PER_SECOND = 20 << 20
+MIN_TIMEOUT_SECONDS = 60
+MIN_READ_BYTES_PER_SECOND = 20 << 20
 """Lower bound for the speed of a disk, used for the time limit."""
 
 
@@ -79,7 +79,7 @@ def import_weights(source: Path, target: Path) -> Imported:
 
 def _read_apart(source: Path, beside: Path) -> dict[str, Any]:
     size = size_of(source)
-    seconds = LEAST_SECONDS + size // BYTES_PER_SECOND
+    seconds = MIN_TIMEOUT_SECONDS + size // MIN_READ_BYTES_PER_SECOND
     program = [sys.executable, "-P", "-m", "surefoot.state.foreign_reader"]
     arguments = [str(source.absolute()), str(beside.absolute()), str(size), str(seconds)]
     try:

@@ -30,7 +30,7 @@ from surefoot.state.recognition import Found, as_our_gpt, find_weights, without_
 
 WEIGHTS_NAME = "weights.safetensors"
 REPORT_NAME = "report.json"
-MOST_JSON_BYTES = 64 << 20
+MAX_JSON_BYTES = 64 << 20
 SLACK_BYTES = 1 << 20
 SPARE_ADDRESS_BYTES = 256 << 20
 HARMLESS_MODULES = (
@@ -233,7 +233,7 @@ def _read_file(path: Path, most_bytes: int) -> Found:
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
     length = int.from_bytes(path.open("rb").read(8), "little")
-    if length > min(path.stat().st_size - 8, MOST_JSON_BYTES):
+    if length > min(path.stat().st_size - 8, MAX_JSON_BYTES):
         raise ValueError("its header is longer than the file")
     with path.open("rb") as file:
         file.seek(8)
@@ -286,7 +286,7 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: it is none.
     """
-    if path.stat().st_size > MOST_JSON_BYTES:
+    if path.stat().st_size > MAX_JSON_BYTES:
         raise ValueError(f"{path.name} is too large")
     return _parse_json(path.read_bytes())
 

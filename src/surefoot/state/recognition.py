@@ -14,9 +14,9 @@ from torch import Tensor
 
 from surefoot.state.gpt_names import from_gpt2, from_llama
 
-WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.")
+WRAPPER_PREFIXES = ("_orig_mod.", "_fsdp_wrapped_module.")
 """Prefixes that only wrappers add, anywhere in a name."""
-PARALLEL = "module."
+PARALLEL_PREFIX = "module."
 """Prefix of a parallel wrapper around the model, which people also use themselves."""
 CONTAINERS = ("state_dict", "model_state_dict", "model", "module", "params", "weights")
 LAYER = re.compile(r"(?:h|layers)\.(\d+)\.")
@@ -75,15 +75,17 @@ def without_wrappers(found: Found) -> None:
     renamed: dict[str, Tensor] = {}
     for name, tensor in found.weights.items():
         bare = name
-        for wrapper in WRAPPERS:
+        for wrapper in WRAPPER_PREFIXES:
             bare = bare.replace(wrapper, "")
         if bare in renamed:
             raise ValueError(f"two tensors would be named {bare!r}")
         renamed[bare] = tensor
-    while renamed and all(name.startswith(PARALLEL) and name != PARALLEL for name in renamed):
-        renamed = _without(renamed, PARALLEL)
-    if any(name.startswith(PARALLEL) for name in renamed):
-        found.notes.append(f"names keep the prefix '{PARALLEL}', since others lack it")
+    while renamed and all(
+        name.startswith(PARALLEL_PREFIX) and name != PARALLEL_PREFIX for name in renamed
+    ):
+        renamed = _without(renamed, PARALLEL_PREFIX)
+    if any(name.startswith(PARALLEL_PREFIX) for name in renamed):
+        found.notes.append(f"names keep the prefix '{PARALLEL_PREFIX}', since others lack it")
     first = {name.partition(".")[0] for name in renamed}
     if found.kind == "Lightning checkpoint" and len(first) == 1 and all("." in n for n in renamed):
         (prefix,) = first

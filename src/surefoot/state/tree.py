@@ -23,9 +23,9 @@ TUPLE_MARK = "$tuple"
 MARK_SIGN = "$"
 KEY_SEPARATOR = "/"
 SURROGATE = re.compile("[\ud800-\udfff]")
-MOST_LEVELS = 128
+MAX_NESTING_LEVELS = 128
 """Deepest nesting of state; JSON readers support a few hundred levels."""
-MOST_BITS = 14_000
+MAX_INTEGER_BITS = 14_000
 """Largest bit length of an integer: Python reads and writes about 4,300 digits."""
 RANKS_KEY = "ranks"
 """Key of what each rank has for itself, by rank number."""
@@ -56,7 +56,7 @@ def split_tree(state: Any) -> Snapshot:
             return {TENSOR_MARK: _keep(value, path, tensors, known)}
         if not isinstance(value, Mapping | tuple | list):
             return _plain(value, path)
-        if level == MOST_LEVELS:
+        if level == MAX_NESTING_LEVELS:
             raise _too_deep(path)
 
         def below(key: str, item: Any) -> Any:
@@ -176,7 +176,7 @@ def _key(key: Any, path: str) -> str:
 
 def _too_deep(path: str) -> CheckpointError:
     return CheckpointError(
-        f"state is nested more than {MOST_LEVELS} levels deep, or contains itself",
+        f"state is nested more than {MAX_NESTING_LEVELS} levels deep, or contains itself",
         where=path,
         rule="a checkpoint holds tensors and JSON values",
         remedy="return flat lists and dicts from state_dict()",
@@ -186,11 +186,11 @@ def _too_deep(path: str) -> CheckpointError:
 def _plain(value: Any, path: str) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+    if isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
         raise CheckpointError(
             f"an integer of {value.bit_length():,} bits cannot be stored",
             where=path,
-            rule=f"integers have at most {MOST_BITS:,} bits",
+            rule=f"integers have at most {MAX_INTEGER_BITS:,} bits",
             remedy="store it as text in base 16",
         )
     if value is None or isinstance(value, (bool, int, str)):

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 LOCK_NAME = ".lock"
-FILE_BYTES = 1024
+LOCK_FILE_BYTES = 1024
 """Fixed file size, so that a concurrent reader never sees half of it."""
 NO_LOCKS_HERE = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 
@@ -69,7 +69,7 @@ class Owner:
         return not self.born or birth_of(self.pid) != self.born
 
     def as_bytes(self) -> bytes:
-        return json.dumps(asdict(self)).encode("utf-8").ljust(FILE_BYTES - 1) + b"\n"
+        return json.dumps(asdict(self)).encode("utf-8").ljust(LOCK_FILE_BYTES - 1) + b"\n"
 
 
 def read_owner(folder: Path) -> Owner | None:
