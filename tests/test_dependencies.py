@@ -50,6 +50,7 @@ def imported(folder: Path) -> set[str]:
     files = [path for path in folder.rglob("*.py") if path.name != "conftest.py"]
     own = {"surefoot", *(path.name for path in (ROOT / "tests").iterdir())}
     own |= {path.stem for path in (ROOT / "tests").glob("*.py")}
+    own |= {path.name for path in (ROOT / "tests/outside_package").iterdir()}
     return {name for path in files for name in _imported_by(path)} - sys.stdlib_module_names - own
 
 
