@@ -95,7 +95,7 @@ class Trainer:
         self.name = _run_name(model)
         self._material = Material(
             model=checked_model(model),
-            task=with_metrics(as_task(task), parts.get("metrics", {})),
+            task=with_metrics(as_task(task), parts.get("metrics") or {}),
             train=as_source(data, "training data"),
             validation=_sources(validation),
             given=given,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from assembly.parts import settings_of
+from assembly.parts import INPUTS, TARGETS, material, settings_of
 from surefoot.assembly.optimizer_side import make_ledger, make_optimizer_side, may_skip
 from surefoot.core.schedules import Constant
 from surefoot.numerics.clipping import ClipNorm, NoClip
@@ -22,7 +22,8 @@ CPU = torch.device("cpu")
 def side(dtype: str = "fp32", **sections: dict[str, object]):  # type: ignore[no-untyped-def]
     settings = settings_of(precision={"dtype": dtype}, **sections)
     precision = choose_precision(settings.precision.dtype, CPU)
-    return make_optimizer_side(nn.Linear(3, 1), settings, Constant(), precision, CPU)
+    made = material(nn.Linear(3, 1), validation=(INPUTS, TARGETS))
+    return make_optimizer_side(made.model, made.task, settings, Constant(), precision, CPU)
 
 
 def test_every_parameter_is_in_one_group_with_its_own_rate() -> None:

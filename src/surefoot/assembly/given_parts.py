@@ -39,7 +39,7 @@ class OwnParts(TypedDict, total=False):
     """A function `(gradients, norm)` that changes the gradients in place, on their device."""
     sampler: OwnSampler
     """A `SampleOrder`, a torch `Sampler`, or a function from the training set to one."""
-    metrics: Mapping[str, MetricFunction]
+    metrics: Mapping[str, MetricFunction] | None
     """Further metrics of the evaluation, by name."""
     observers: Sequence[object]
     """Objects with some of the methods of `Observer`; they receive every report and cannot change
