@@ -6,6 +6,7 @@ is not finite stays what it is.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import re
@@ -171,6 +172,31 @@ class Recording:
         """Whether a loss was read, of training or of an evaluation."""
         in_training = any(name == "loss" or name.startswith(PART) for name in self.columns)
         return in_training or any(name.endswith("/loss") for name in self.evaluations)
+
+    def last_run(self) -> Recording:
+        """Of several runs, appended to one file, the last; of one, itself.
+
+        Another run begins where the steps are again what they were in the first row, and the loss
+        is nearer to its first value than to the one just before.
+        """
+        loss = self["loss"].finite
+        steps, values = loss.steps, loss.values
+        back = [n for n in np.flatnonzero(np.diff(steps) < 0) + 1 if steps[n] <= steps[0]]
+        starts = [n for n in back if abs(values[n] - values[0]) < abs(values[n] - values[n - 1])]
+        if not starts or self.sample_ids or self.events:
+            return self
+        first = int(loss.rows[starts[-1]])
+
+        def later(held: Mapping[str, Series]) -> dict[str, Series]:
+            return {key: series.where(series.rows >= first) for key, series in held.items()}
+
+        return dataclasses.replace(
+            self,
+            kind=f"{self.kind}, the last of {len(starts) + 1} runs in one file:",
+            num_rows=self.num_rows - first,
+            columns=later(self.columns),
+            evaluations=later(self.evaluations),
+        )
 
     @property
     def last_step(self) -> int:

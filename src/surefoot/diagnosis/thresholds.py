@@ -201,6 +201,9 @@ MIN_SPIKE_SIGMAS = sigmas(8.0, "of a loss above its level; healthy ones reach 10
 MIN_SPIKE_PER_GAIN = of_gain(0.3, "height of a spike that matters")
 MIN_DECAYS_BEYOND_TAIL = _in("decay lengths")(10.0, "a chance of e^-10 for an exponential tail")
 MAX_LOSS_OFF_GUESS = of_guess(0.03, "of a loss that is a guess's")
+MAX_NOISE_OF_GUESS = of_level(
+    0.03, "fresh models with wrong labels: to 0.021; fine-tunings from 0.04"
+)
 MIN_TREND_OF_LEARNING = _in("standard errors")(2.5, "of the rank correlation: one chance in 160")
 MIN_VALIDATION_FALL = of_level(0.15, "it has learnt for sure")
 MIN_STEADY_VALIDATION_FALL = of_level(0.003, "frequencies alone bring less in the second half")
@@ -264,6 +267,9 @@ MIN_MEAN_DROP_TO_FOLLOW = of_first_loss(0.1, "less gives a validation loss nothi
 
 MAX_SPREAD_OF_START = of_first_loss(0.03, "of the first rows of a loss that has not left its start")
 MAX_OFF_FLOOR = share(0.01, "of the floor, of a loss that has come to it, and of its noise")
+MAX_OFF_FLOOR_OF_ACCURACY = share(
+    0.02, "of the floor plus the share of errors, of the training loss"
+)
 MAX_WAY_TO_FLOOR = share(0.1, "of the way to the floor that is left, where no accuracy tells")
 MAX_NOISE_AT_FLOOR = share(0.02, "of the floor, where each answer is as sure as it can be")
 

@@ -22,7 +22,9 @@ from surefoot.diagnosis.robust import ranks, running_median, spread
 def bad_batch(log: LogFeatures) -> Sign | None:
     """The loss of single batches is far above that of all others."""
     loss, found = log.loss, _single_spikes(log)
-    if not found or len(found) > max(4, 0.02 * len(loss)):
+    if not found:
+        return _bad_stretch(log)
+    if len(found) > max(4, 0.02 * len(loss)):
         return None
     worst = max(found, key=lambda position: loss.values[position] - loss.smooth[position])
     ids = [log.recording.sample_ids.get(int(loss.series.rows[p]), ()) for p in found]
@@ -35,6 +37,36 @@ def bad_batch(log: LogFeatures) -> Sign | None:
         worst_loss=float(loss.values[worst]),
         usual=float(loss.smooth[worst]),
         samples=[list(samples[:16]) for samples in ids],
+    )
+
+
+def _bad_stretch(log: LogFeatures) -> Sign | None:
+    """One stretch of rows whose level is far above those before and after it."""
+    loss = log.loss
+    few, longest = limits.LASTING_ROWS, len(loss) // 8
+    if longest <= 2 * few:
+        return None
+    level, around = running_median(loss.values, few), running_median(loss.values, 3 * longest | 1)
+    gained = max(loss.start - loss.lowest, 0.05 * abs(loss.start))
+    need = max(limits.MIN_SPIKE_SIGMAS * loss.noise, limits.MIN_SPIKE_PER_GAIN * gained)
+    high = np.flatnonzero(level - around > need)
+    high = high[high > len(loss) // 5]  # Before, a curve that falls is above what follows.
+    if not few <= len(high) <= longest or high[-1] - high[0] >= len(high):
+        return None
+    before, after = (
+        loss.values[high[0] - longest : high[0]],
+        loss.values[high[-1] + few :][:longest],
+    )
+    if len(after) < longest or np.median(after) - np.median(before) > need / 4:
+        return None
+    worst = int(high[loss.values[high].argmax()])
+    return sign(
+        "stretch",
+        batches=len(high),
+        first_step=loss.step(int(high[0])),
+        final_step=loss.step(int(high[-1])),
+        worst_loss=float(loss.values[worst]),
+        usual=float(around[worst]),
     )
 
 
@@ -86,6 +118,8 @@ def labels_unrelated(log: LogFeatures) -> Sign | None:
         return None
     if log.start.is_vague and not _validation_stays(log):
         return None
+    if motion is None and log.classes.of_first_loss is None and not _looks_like_guess(log):
+        return None
     at_guess = log.classes.ends_at_guess(limits.MAX_LOSS_OFF_GUESS)
     least = limits.MIN_MOTION_AT_GUESS if at_guess else limits.MIN_MOTION_OF_LEARNING
     if motion is not None and motion < least:
@@ -97,6 +131,12 @@ def labels_unrelated(log: LogFeatures) -> Sign | None:
     if loss.end > first + max(0.02 * abs(first), 3 * loss.standard_error()) and not settles:
         return None
     return sign("stays" if motion is None else "stays-though-weights-moved")
+
+
+def _looks_like_guess(log: LogFeatures) -> bool:
+    """Whether the log holds the start, and batches hardly differ: a guess has about the same loss
+    on any sample, a trained model, such as one that is fine-tuned, has not."""
+    return log.start.is_logged and log.loss.noise < limits.MAX_NOISE_OF_GUESS * log.loss.end
 
 
 def _learns(log: LogFeatures) -> bool:
@@ -195,9 +235,11 @@ def data_not_shuffled(log: LogFeatures) -> Sign | None:
     degree = 3 if period >= limits.MIN_ROWS_FOR_CUBIC else 1
     complete = [values[s : s + period] for s in starts.tolist() if s + period <= len(values)]
     folds = [_without_trend(fold, degree) for fold in complete if np.isfinite(fold).all()]
-    # A pattern of the data is about as large in each; what is left of a curve's bends is not.
-    least = limits.MIN_SPREAD_OF_FOLD * max((float(fold.std()) for fold in folds), default=0.0)
-    folds = [fold for fold in folds if fold.std() > least]
+    # A pattern of the data is about as large in each; what is left of a curve's bends is not. Of
+    # many epochs, the first ones may be a transient.
+    spreads = [float(fold.std()) for fold in folds]
+    usual = float(np.median(spreads)) if len(folds) >= 6 else max(spreads, default=0.0)
+    folds = [fold for fold in folds if fold.std() > limits.MIN_SPREAD_OF_FOLD * usual]
     if len(folds) < 2:
         return None
     pairs = [float(np.corrcoef(a, b)[0, 1]) for a, b in itertools.pairwise(folds)]

@@ -190,7 +190,14 @@ def _stands_after_softmax(log: LogFeatures) -> Sign | None:
     sure = known is not None and (accuracy is not None or at_floor)
     if abs(math.log(classes) - initial) > 0.02 * initial and not sure:
         return None
-    if min(float(loss.smooth.min()), *losses.tolist(), math.inf) < floor - 0.01:
+    if float(loss.smooth.min()) < floor - 0.01:
+        return None
+    if accuracy is not None and len(losses) and float(losses[-1]) < 0.5 * floor:
+        # The evaluation has no softmax too many: then the accuracy foretells the training loss.
+        if abs(loss.end - (floor + 1 - accuracy)) > limits.MAX_OFF_FLOOR_OF_ACCURACY * floor:
+            return None
+        return sign("evaluated-otherwise", classes=classes, floor=floor)
+    if min(losses.tolist(), default=math.inf) < floor - 0.01:
         return None
     kept = not len(rate) or float(np.median(rate.part(0.4, 0.6))) > 0.2 * float(rate.values.max())
     gained = log.first_loss - loss.end

@@ -152,6 +152,7 @@ def vanishing_gradients(log: LogFeatures) -> Sign | None:
         highest = max(highest, float(np.median(gradient.values[:3])))
         learnt_mean = late < limits.MAX_NORM_AFTER_MEAN * highest
     quiet = loss.noise < limits.MAX_NOISE_OF_SAME_ANSWER * loss.end
+    quiet = quiet and not _norm_falls_with_rate(log, limits.MAX_FADED_NORM_OF_SAME_ANSWER * highest)
     bound = limits.MAX_FADED_NORM_OF_SAME_ANSWER if quiet else limits.MAX_VANISHED_NORM
     lost = loss.lowest < 0.85 * first and loss.end > 0.93 * first
     if lost and loss.noise < 0.01 * loss.end:
@@ -172,6 +173,17 @@ def vanishing_gradients(log: LogFeatures) -> Sign | None:
     if tiny and (stuck or log.progress.is_flat_within_noise):
         return Sign("tiny", numbers)
     return None
+
+
+def _norm_falls_with_rate(log: LogFeatures, bound: float) -> bool:
+    """Whether the gradient norm was above a bound while the rate was above half of its peak, and
+    the rate decayed: the norm of a gentle fine-tuning shrinks with it."""
+    rate, norms = log.rate, log.gradient.series
+    if log.schedule.is_kept is not False:
+        return False
+    there = np.interp(norms.steps, rate.series.steps, rate.values) > 0.5 * rate.values.max()
+    late = norms.values[there][-max(5, len(norms) // 10) :]
+    return len(late) > 0 and float(np.median(late)) > bound
 
 
 def _weights_rest(log: LogFeatures) -> bool:

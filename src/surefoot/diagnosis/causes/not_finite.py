@@ -19,12 +19,32 @@ def half_precision_overflow(log: LogFeatures) -> Sign | None:
     scale = log.recording["loss_scale"].finite.values
     if len(scale) >= limits.MIN_ROWS and not (scale == 1.0).all():
         return _overflows_again(log) if float(np.ptp(scale)) == 0.0 else _scale_falls(log)
+    if (seen := _overflows_and_goes_on(log)) is not None:
+        return seen
     if not log.breakage.is_fp16 or log.breakage.growth_before > limits.MIN_GROWTH_TO_INFINITY:
         return None
     if log.is_finite:
         return _overflows_again(log)
     broke = log.breakage
     return sign("breaks-without-scale", step=broke.step, loss=broke.loss, precision="fp16")
+
+
+def _overflows_and_goes_on(log: LogFeatures) -> Sign | None:
+    """Infinite gradient norms again and again under a loss that stays finite: had one of them been
+    used, the weights would be gone; so a loss scaler skips those updates."""
+    norms, loss = log.recording["grad_norm"], log.recording["loss"].values
+    infinite = np.isinf(norms.values)
+    if np.isnan(norms.values).any() or not len(loss) or not np.isfinite(loss).all():
+        return None
+    if infinite.sum() < 5 or infinite.mean() < limits.MIN_OVERFLOW_SHARE or infinite.all():
+        return None
+    first = int(infinite.argmax())
+    return sign(
+        "overflows-and-goes-on",
+        not_finite=int(infinite.sum()),
+        share=float(infinite.mean()),
+        first_step=norms.step(first),
+    )
 
 
 def _overflows_again(log: LogFeatures) -> Sign | None:

@@ -31,7 +31,8 @@ READERS: dict[Content, Callable[[Path], Recording]] = {
 
 
 def read_recording(path: str | Path) -> Recording:
-    """What a run recorded, from whichever of the known formats stands at `path`.
+    """What a run recorded, from whichever of the known formats stands at `path`; of several runs,
+    one after the other in one file, the last.
 
     Raises:
         RequestError: nothing is there, or it is in no known format.
@@ -42,7 +43,7 @@ def read_recording(path: str | Path) -> Recording:
         raise RequestError(
             "there is no such run or log", where=str(path), rule=f"it reads {FORMATS}"
         )
-    recording = _read_folder(path) if path.is_dir() else _read_file(path)
+    recording = (_read_folder(path) if path.is_dir() else _read_file(path)).last_run()
     if not recording.columns and not recording.evaluations and not recording.events:
         seen = ", ".join(recording.ignored[:20])
         raise DataError(
