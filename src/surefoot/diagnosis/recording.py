@@ -260,7 +260,7 @@ class RecordingBuilder:
             self._epoch_is_step = False
         if step is None:
             return epoch if epoch is not None and self._epoch_is_step else self.step + 1
-        if step < self._written_step and epoch is not None and epoch > self._epoch:
+        if step < self._written_step / 2 and epoch is not None and epoch > self._epoch:
             self._steps_before_epoch = self.step + self._interval - step
         elif step > self._written_step:
             self._interval = step - self._written_step
