@@ -7,6 +7,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,7 @@ TOOLS = {
 FOR_DEVELOPERS = ("docs", "lint", "test")
 
 
+@cache
 def imported(folder: Path) -> set[str]:
     """Modules from outside the standard library and this project that its files import."""
     files = [path for path in folder.rglob("*.py") if path.name != "conftest.py"]
