@@ -341,10 +341,77 @@ def test_another_mesh_keeps_what_another_number_of_ranks_does() -> None:
 
 def test_a_run_that_saves_once_needs_room_for_one_checkpoint_and_the_next() -> None:
     def needed(**checkpoint: Any) -> int:
-        assembly = assembled("gpt", {**settings_of(), "checkpoint": checkpoint})
+        settings = {**settings_of(), "checkpoint": checkpoint}
+        assembly = assembled("gpt", settings)
         with closing(assembly):
-            return describe("gpt", "", Prepared(assembly.material), assembly).needed_bytes()
+            resolved = resolve_settings(settings)
+            return describe("gpt", resolved, Prepared(assembly.material), assembly).needed_bytes()
 
     often = needed(every="5 steps", keep=3, keep_best=1)
     assert 3 * needed(every="end", keep=3) == often
     assert needed(every="end", keep=3, ephemeral_every="5 steps") == often
+
+
+def events_of(run: RunResult, kind: str) -> list[Event]:
+    assert run.folder is not None
+    return [event for event in read_events(run.folder / "events.jsonl") if event.kind == kind]
+
+
+def test_an_accepted_change_is_another_run_and_the_event_says_its_rates(
+    done: Path, tmp_path: Path
+) -> None:
+    again = train(
+        tmp_path,
+        resume=done,
+        accept=("optimizer",),
+        optimizer={"lr": 2.5},
+        train={"horizon": "8 steps"},
+    )
+    (event,) = events_of(again, "resume")
+    assert event.data["tier"] == "T3"
+    assert event.data["rate"] == {"update": 7, "last": 0.1, "unchanged": 0.1, "now": 2.5}
+    (said,) = (e.message for e in events_of(again, "note") if "learning rate" in e.message)
+    assert "0.1 in update 6, 25 times" in said
+
+
+def test_changes_that_change_no_number_keep_the_tier(done: Path, tmp_path: Path) -> None:
+    again = train(tmp_path, resume=done, train={"horizon": "8 steps"})
+    (event,) = events_of(again, "resume")
+    assert event.data["tier"] == "T0" and "rate" not in event.data
+
+
+def cosine(**fields: Any) -> dict[str, Any]:
+    return {"kind": "warmup_cosine", "warmup": 0, "floor": 0.0, **fields}
+
+
+@pytest.mark.parametrize("kind", ["warmup_cosine", "one_cycle"])
+def test_a_longer_horizon_says_what_becomes_of_the_rate(kind: str, tmp_path: Path) -> None:
+    schedule = cosine() if kind == "warmup_cosine" else {"kind": kind, "cycle_momentum": False}
+    done = train(tmp_path, schedule=schedule).folder
+    assert done is not None
+    longer = {"horizon": "40 steps"}
+    with pytest.raises(RequestError, match="needs --accept-change") as caught:
+        train(tmp_path, resume=done, schedule=schedule, train=longer)
+    assert "update 7 has the learning rate" in caught.value.rule
+    assert "in update 6" in caught.value.rule and "schedule.total=begun" in caught.value.rule
+    again = train(tmp_path, resume=done, accept=("train.horizon",), schedule=schedule, train=longer)
+    rate = events_of(again, "resume")[0].data["rate"]
+    assert rate["update"] == 7 and rate["now"] > 3 * rate["last"]
+    assert f"{rate['now']:.4g}" in caught.value.rule
+
+
+@pytest.mark.parametrize("kind", ["warmup_cosine", "one_cycle"])
+def test_a_decay_over_the_horizon_that_was_begun_is_continued_without_a_jump(
+    kind: str, tmp_path: Path
+) -> None:
+    schedule = cosine() if kind == "warmup_cosine" else {"kind": kind, "cycle_momentum": False}
+    done = train(tmp_path, schedule=schedule).folder
+    assert done is not None
+    begun = {**schedule, "total": "begun"}
+    again = train(tmp_path, resume=done, schedule=begun, train={"horizon": "9 steps"})
+    assert again.folder is not None and again.step == 9
+    rows = [row for row in read_rows(again.folder / "metrics.jsonl") if row["row"] == "step"]
+    rates: list[Any] = [next(iter(row["lr"].values())) for row in rows]  # type: ignore[attr-defined]
+    assert rates[6:] == [rates[6]] * 3 and rates[6] <= rates[5]
+    (event,) = events_of(again, "resume")
+    assert event.data["tier"] == "T0" and "rate" not in event.data

@@ -114,7 +114,10 @@ def verify_all(
     json_file: JsonOption = None,
     debug: DebugOption = False,
 ) -> int:
-    """Check the digest of every file, and that nothing needed for a resume is missing."""
+    """Check the digest of every file, and that nothing needed for a resume is missing.
+
+    Of a run folder its config.yaml and metrics.jsonl too: they must be as the run wrote them.
+    """
     from surefoot.state.commit import TEMPORARY_SUFFIX
     from surefoot.state.manifest import STEP_PREFIX
 
@@ -124,17 +127,43 @@ def verify_all(
     shown = table("checkpoint", "size", "verdict")
     for verdict in verdicts:
         shown.add_row(*cells(verdict["name"], verdict["size"], verdict["verdict"]))
+    edited = _edited_files(path, folders)
+    for name, what in edited.items():
+        shown.add_row(*cells(name, "", what))
     session.console.print(shown)
     for left in sorted(folders[0].parent.glob(f"{STEP_PREFIX}*{TEMPORARY_SUFFIX}")):
         session.say(f"{left.name}: of an unfinished save, not a checkpoint", style="dim")
-    session.answer({"checkpoints": verdicts})
+    session.answer({"checkpoints": verdicts, "edited": edited})
     whole = [verdict for verdict in verdicts if verdict["verdict"] == WHOLE]
     if len(whole) == len(verdicts):
-        return EXIT_DONE
+        return EXIT_FOUND if edited else EXIT_DONE
     if whole and folders[0].parent.name == "checkpoints":
         resume = f"surefoot train --resume {folders[0].parent.parent}"
         session.next((resume, f"resume from {whole[-1]['name']}, the newest complete one"))
     return EXIT_FOUND
+
+
+def _edited_files(path: Path, folders: list[Path]) -> dict[str, str]:
+    """What was changed by hand in the folder of a run; nothing for a lone checkpoint."""
+    from surefoot.observe.run_folder import CHECKPOINTS_NAME, CONFIG_NAME
+    from surefoot.run.edits import edited_files
+    from surefoot.state.checkpoint import read_checkpoint
+    from surefoot.state.run_state import naming_state
+
+    run = folders[0].parent.parent
+    if path.resolve() == folders[0].resolve() or folders[0].parent.name != CHECKPOINTS_NAME:
+        return {}
+    if not (run / CONFIG_NAME).is_file():
+        return {}
+    for folder in reversed(folders):
+        try:
+            manifest, snapshot = read_checkpoint(folder)
+            with naming_state():
+                offset = int(snapshot.values["log_offsets"]["metrics"])
+        except CheckpointError:
+            continue
+        return edited_files(run, manifest.about, offset)
+    return {}
 
 
 def _verdict(folder: Path) -> dict[str, str]:

@@ -83,7 +83,9 @@ def _made(
         return warmup_updates(value, pace, horizon if begun_for is None else begun_for)
 
     def total(value: Count | str) -> int:
-        return span(value) if isinstance(value, Count) else _known(horizon)
+        if isinstance(value, Count):
+            return span(value)
+        return _known(horizon if value == "horizon" or begun_for is None else begun_for)
 
     match section:
         case ConstantSection() | PlateauSection():

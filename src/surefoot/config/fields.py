@@ -153,9 +153,11 @@ Period = Annotated[Count, *_annotated(_count_of(_UPDATES, bare_steps=True), _TEX
 """A count of updates, tokens, samples or epochs; a bare integer is updates."""
 
 Total = Annotated[
-    Count | str, *_annotated(_count_of(_UPDATES, "horizon", bare_steps=True), _TEXT_OR_NUMBER)
+    Count | str,
+    *_annotated(_count_of(_UPDATES, "horizon", "begun", bare_steps=True), _TEXT_OR_NUMBER),
 ]
-"""Where a decay ends: a count, or `horizon`, the end of the run."""
+"""Where a decay ends: a count; `horizon`, the end of the run; or `begun`, the horizon that the run
+began with: a longer one later changes no rate, which then stays at its last value."""
 
 
 def _number_or(choice: str, *, zero: bool = False) -> Callable[[object], object]:

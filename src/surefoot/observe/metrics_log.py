@@ -18,6 +18,7 @@ from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
+import xxhash
 from pydantic_core import to_json
 
 from surefoot.core.disk import is_full
@@ -34,6 +35,7 @@ from surefoot.observe.files.atomic import (
 from surefoot.observe.files.log_file import restore_log_file
 from surefoot.observe.metrics_schema import RESOURCES, number, schema
 
+READ_BYTES = 1 << 22
 FLUSH_SECONDS = 1.0
 MAX_WAITING_BYTES = 1 << 26
 """Largest amount of rows kept in memory while the disk is full."""
@@ -88,6 +90,7 @@ class MetricsLog:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o644)
         self._size = os.fstat(self._descriptor).st_size
+        self._hash, self._hashed = xxhash.xxh3_128(), 0
         self._may_append = self._size == 0
         self._samples_before: int | None = 0 if self._may_append else None
         self._tokens_before = 0
@@ -248,6 +251,20 @@ class MetricsLog:
             raise self._unwritable(error) from None
         return self._size
 
+    def digest(self) -> str:
+        """Hash of all rows that are on the disk; reads those since the last time."""
+        if self._hashed > self._size:
+            self._hash, self._hashed = xxhash.xxh3_128(), 0
+        while self._hashed < self._size:
+            part = os.pread(
+                self._descriptor, min(READ_BYTES, self._size - self._hashed), self._hashed
+            )
+            if not part:
+                break
+            self._hash.update(part)
+            self._hashed += len(part)
+        return self._hash.hexdigest()
+
     def _keep_place(self) -> None:
         if os.getpid() != self._pid:
             return
@@ -256,6 +273,7 @@ class MetricsLog:
             found = restore_log_file(self.path, self._descriptor, self._size)
             if found is not None:
                 self._descriptor, self._size = found.descriptor, found.size
+                self._hash, self._hashed = xxhash.xxh3_128(), 0
                 if found.told:
                     self._tell(found.told)
 
@@ -293,6 +311,7 @@ class MetricsLog:
         os.fsync(self._descriptor)
         fsync_directory(self.path.parent)
         self._size = offset
+        self._hash, self._hashed = xxhash.xxh3_128(), 0
         self._may_append = True
         self._samples_before, self._tokens_before = self._counts_at_end()
         self._recent_losses = deque(_losses_at_end(self.path), GAP_UPDATES)
@@ -335,14 +354,31 @@ def strict(value: object) -> object:
 # -- reading -----------------------------------------------------------------------------------
 
 
-def refuse_misfit(path: Path, offset: int) -> None:
+def refuse_misfit(path: Path, offset: int, digest: str = "") -> None:
     """Checks that a log can continue after `offset`; a missing one is empty. Only reads.
 
+    Args:
+        digest: of the rows before `offset`, as `MetricsLog.digest` gave it; empty: not compared.
+
     Raises:
-        CheckpointError: the log is shorter than `offset`, or no row ends there.
+        CheckpointError: the log is shorter than `offset`, no row ends there, or a row before it
+            was changed.
     """
     with open(path if path.exists() else os.devnull, "rb") as file:
         _size_beyond(file.fileno(), path, offset)
+        if not digest:
+            return
+        found = xxhash.xxh3_128()
+        while offset > 0 and (part := file.read(min(READ_BYTES, offset))):
+            found.update(part)
+            offset -= len(part)
+    if found.hexdigest() != digest:
+        raise CheckpointError(
+            "A row of the metrics log was changed since the run wrote it.",
+            where=str(path),
+            rule="the rows before a checkpoint are those that it was saved with",
+            remedy="restore the log from a copy",
+        )
 
 
 def _size_beyond(descriptor: int, path: Path, offset: int) -> int:

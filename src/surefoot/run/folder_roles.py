@@ -51,6 +51,10 @@ class RunLogs(Protocol):
         """Writes all rows of the metrics through to the disk; the byte behind the last one."""
         ...
 
+    def digest(self) -> str:
+        """Hash of the rows of the metrics that `sync` has written."""
+        ...
+
     def resume_at(self, offset: int) -> Path | None:
         """Goes on with the metrics behind `offset`; returns where later rows were moved."""
         ...
@@ -92,8 +96,12 @@ class Folder(Protocol):
         """Unix time of the last update in the metrics; 0 where there is none."""
         ...
 
-    def metrics_at(self, offset: int) -> tuple[dict[str, float], str]:
-        """The latest metrics of the rows before `offset`; why the log does not fit, or nothing."""
+    def metrics_at(self, offset: int, digest: str = "") -> tuple[dict[str, float], str]:
+        """The latest metrics of the rows before `offset`; why the log does not fit, or nothing.
+
+        Args:
+            digest: of these rows as the run wrote them; empty where it is not known.
+        """
         ...
 
     def open_logs(self, measured: MeasuredRun, note: Note, *, patient: bool) -> RunLogs:
@@ -142,10 +150,10 @@ class OwnedFolder:
             # What is wrong with the log is said where the run looks for its place in it.
             return 0.0
 
-    def metrics_at(self, offset: int) -> tuple[dict[str, float], str]:
+    def metrics_at(self, offset: int, digest: str = "") -> tuple[dict[str, float], str]:
         path, latest = self._folder.metrics_path, LatestMetrics()
         try:
-            refuse_misfit(path, offset)
+            refuse_misfit(path, offset, digest)
             if path.is_file():
                 latest.read(path, offset)
         except (CheckpointError, DataError) as error:
@@ -194,6 +202,9 @@ class OwnedLogs:
     def sync(self) -> int:
         return self._metrics.sync()
 
+    def digest(self) -> str:
+        return self._metrics.digest()
+
     def resume_at(self, offset: int) -> Path | None:
         return self._metrics.resume_at(offset)
 
@@ -226,7 +237,7 @@ class GuestFolder:
     def last_seen(self) -> float:
         return 0.0
 
-    def metrics_at(self, offset: int) -> tuple[dict[str, float], str]:
+    def metrics_at(self, offset: int, digest: str = "") -> tuple[dict[str, float], str]:
         return {}, ""
 
     def open_logs(self, measured: MeasuredRun, note: Note, *, patient: bool) -> RunLogs:
@@ -248,6 +259,9 @@ class NoLogs:
 
     def sync(self) -> int:
         return 0
+
+    def digest(self) -> str:
+        return ""
 
     def resume_at(self, offset: int) -> Path | None:
         return None

@@ -30,6 +30,7 @@ from surefoot.observe.watch import HangWatch, stacks_path
 from surefoot.parallel.lookout import LookoutHooks
 from surefoot.run.bad_windows import BadWindows
 from surefoot.run.budget_watch import Spending, budget_of
+from surefoot.run.edits import CONFIG_DIGEST, METRICS_KEY
 from surefoot.run.first_notes import notes_of
 from surefoot.run.folder_roles import Folder, MeasuredRun
 from surefoot.run.journal import Journal
@@ -148,7 +149,11 @@ class FolderRun:
     def begin(self) -> None:
         """Says that the run starts from nothing."""
         notes = list(notes_of(self.assembly))
-        data = {"seed": self.assembly.settings.seed, "attempt": self.folder.attempt}
+        data = {
+            "seed": self.assembly.settings.seed,
+            "attempt": self.folder.attempt,
+            CONFIG_DIGEST: self.about.get(CONFIG_DIGEST),
+        }
         self.journal.tell(EventKind.START, "started", {**data, **self.spending.event_data()})
         for note in notes:
             self.journal.note(note)
@@ -181,6 +186,7 @@ class FolderRun:
                 "moved_rows": moved.name if moved else None,
                 "put_aside": aside,
                 "attempt": self.folder.attempt,
+                CONFIG_DIGEST: self.about.get(CONFIG_DIGEST),
                 **self.spending.event_data(),
                 **event_data,
             },
@@ -322,14 +328,16 @@ class FolderRun:
         # The save before is told first: who hears of it may make room for this one.
         self.saver.finish()
         step, cursor = self.state.progress.step, self.state.progress.cursor
-        offset, trouble, free = 0, None, None
+        offset, digest, trouble, free = 0, "", None, None
         try:
             offset = self.journal.logs.sync()
+            digest = self.journal.logs.digest()
         except SurefootError as error:
             trouble, free = error, free_bytes(self.folder.path)
         snapshot = self.state.capture(metrics=offset)
         about = {
             **self.about,
+            METRICS_KEY: digest,
             CURSOR_KEY: {"epoch": cursor.epoch, "position": cursor.position},
             DECIDING_KEY: self.assembly.decisions.decided_at(step),
             EPHEMERAL_KEY: kind is SaveKind.EPHEMERAL,

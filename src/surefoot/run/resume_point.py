@@ -15,6 +15,7 @@ from surefoot.core.errors import CheckpointError
 from surefoot.observe.files.atomic import free_name_beside
 from surefoot.observe.run_folder import METRICS_NAME
 from surefoot.parallel.ranks import Ranks
+from surefoot.run.edits import METRICS_KEY
 from surefoot.run.folder_roles import Folder
 from surefoot.state.checkpoint import list_checkpoints, newest_whole, step_of
 from surefoot.state.commit import LATEST_NAME, point_at
@@ -83,7 +84,8 @@ def find_starting_point(folder: Folder, ranks: Ranks, wanted: Wanted) -> Startin
         refused += damaged
         with naming_state():
             offset = int(snapshot.values["log_offsets"]["metrics"])
-        latest, why = folder.metrics_at(offset)
+            digest = str(manifest.about.get(METRICS_KEY) or "")
+        latest, why = folder.metrics_at(offset, digest)
         why = ranks.gather(f"the log at {path.name}", why)[0]
         if not why or wanted.may_begin_log_anew:
             newer = misfits

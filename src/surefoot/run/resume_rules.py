@@ -26,7 +26,7 @@ from surefoot.core.errors import (
 from surefoot.core.reports import Event
 from surefoot.core.schedules import Schedule, first_difference
 from surefoot.observe.events import EventKind
-from surefoot.observe.run_folder import METRICS_NAME
+from surefoot.observe.run_folder import CONFIG_NAME, METRICS_NAME
 from surefoot.run.resume_point import Wanted
 from surefoot.state.manifest import Manifest
 
@@ -51,16 +51,28 @@ class Tier(Enum):
     T2 = "T2"
     """Another number of ranks: the global order of samples and the random numbers of each sample to
     the bit; the loss within the noise of another order of summation. Dropout is not promised."""
+    T3 = "T3"
+    """Another run from here on: a change of what it computes was accepted, such as of a rate or of
+    the data. What is done stays as it is."""
 
 
-def resume_tier(before: Mapping[str, Any], now: Mapping[str, Any], deterministic: bool) -> Tier:
+def resume_tier(
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    deterministic: bool,
+    *,
+    is_changed: bool = False,
+) -> Tier:
     """What going on promises, by what two stretches of a run say about themselves.
 
     Args:
         before: `about` of the checkpoint.
         now: `about` of the process that goes on.
         deterministic: whether kernels of fixed order are asked for.
+        is_changed: whether a change was accepted that makes other numbers.
     """
+    if is_changed:
+        return Tier.T3
     if before.get("ranks", 1) != now.get("ranks", 1) or before.get("mesh", {}) != now.get(
         "mesh", {}
     ):
@@ -133,7 +145,11 @@ def classify(path: str, config: Recipe | Settings) -> ChangeClass:
         return ChangeClass.SAFE
     if path.startswith(IMPOSSIBLE_FIELDS):
         return ChangeClass.IMPOSSIBLE
-    if path == "train.horizon" and config.schedule.kind in DECAYS_WITH_HORIZON:
+    total = getattr(config.schedule, "total", "horizon")
+    if path == "schedule.total" and total == "begun":
+        return ChangeClass.SAFE
+    decays = config.schedule.kind in DECAYS_WITH_HORIZON and total == "horizon"
+    if path == "train.horizon" and decays:
         # The decay ends with the horizon: another horizon is another learning rate.
         return ChangeClass.ACCEPT
     return ChangeClass.SAFE if path.startswith(SAFE_FIELDS) else ChangeClass.ACCEPT
@@ -153,6 +169,10 @@ class Resumption:
     """Name of the one to go on from; None for the newest."""
     run: Path = Path()
     """The folder of the run."""
+    is_changed: bool = False
+    """Whether a change was accepted that makes other numbers."""
+    written: Resolved[Any] | None = None
+    """What the run's configuration file gives, which must be what the run wrote."""
 
     @property
     def wanted(self) -> Wanted:
@@ -308,14 +328,15 @@ def _check_names(accepted: Sequence[str], *configs: Mapping[str, Any]) -> None:
     Raises:
         RequestError: with the field that was likely meant.
     """
-    known = {"data", METRICS_NAME}.union(*(_paths(config) for config in configs))
+    known = {"data", METRICS_NAME, CONFIG_NAME}.union(*(_paths(config) for config in configs))
     for name in accepted:
         if name not in known:
             close = get_close_matches(name, sorted(known), n=1)
             raise RequestError(
                 f"there is no field '{name}' that could differ",
                 where="--accept-change",
-                rule=f"a dotted path of the recipe, a section, `data`, or {METRICS_NAME}",
+                rule="a dotted path of the recipe, a section, `data`, "
+                f"{METRICS_NAME} or {CONFIG_NAME}",
                 remedy=f"did you mean {close[0]}?"
                 if close
                 else "`surefoot show config RECIPE` lists the fields",

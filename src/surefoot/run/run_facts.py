@@ -15,6 +15,7 @@ import torch
 from surefoot.assembly.deciding import deciding_fields, deciding_metric
 from surefoot.assembly.material import Prepared
 from surefoot.assembly.run_parts import Assembly
+from surefoot.config.load import Resolved
 from surefoot.config.sections import Settings
 from surefoot.core.schedules import Undecided
 from surefoot.data.order import SHUFFLED, BatchPlan, order_digest
@@ -22,6 +23,7 @@ from surefoot.numerics.modes import mode_sensitive_modules
 from surefoot.observe.record import RunRecord, collect_record
 from surefoot.observe.terminal.view import Unit
 from surefoot.parallel.sizes import ParameterSizes
+from surefoot.run.edits import CONFIG_DIGEST, SETTINGS_KEY, digest_of_config
 from surefoot.run.own_parts import own_parts
 from surefoot.run.resume_rules import BEGUN_FOR_KEY, COMPILATION_KEY, ORDER_KEY
 from surefoot.tasks.task import split_dependence
@@ -68,7 +70,9 @@ def fingerprints_of(prepared: Prepared, assembly: Assembly) -> dict[str, str]:
     return found
 
 
-def describe(name: str, config_hash: str, prepared: Prepared, assembly: Assembly) -> RunDescription:
+def describe(
+    name: str, resolved: Resolved[Any], prepared: Prepared, assembly: Assembly
+) -> RunDescription:
     """Reads the description of a run off its parts."""
     trainable, settings = assembly.trainable, assembly.settings
     mesh = {axis: size for axis, size, _ in assembly.place.sizes.table()}
@@ -76,7 +80,9 @@ def describe(name: str, config_hash: str, prepared: Prepared, assembly: Assembly
     horizon, samples = assembly.horizon_updates, assembly.pace.samples_per_update
     given: Any = settings.train.horizon
     about = {
-        "config_hash": config_hash,
+        "config_hash": resolved.digest,
+        SETTINGS_KEY: resolved.as_dict(),
+        CONFIG_DIGEST: digest_of_config(resolved),
         "data": fingerprints,
         "architecture": prepared.architecture,
         "torch": torch.__version__,

@@ -148,7 +148,7 @@ def build(
     refuse_different_runs(asked.resolved, prepared, assembly)
     check_keepable(assembly)
     asked.onlookers.on_assembled(assembly)
-    described = describe(asked.name, asked.resolved.digest, prepared, assembly)
+    described = describe(asked.name, asked.resolved, prepared, assembly)
     return BuiltRun(prepared, assembly, described)
 
 

@@ -7,24 +7,30 @@ here changes what the run before has left, but for a checkpoint that was cut off
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from surefoot.assembly.compilation import BEFORE_THERE_WAS_A_CHOICE, Compilation
 from surefoot.assembly.process import Process
 from surefoot.assembly.run_parts import Assembly
-from surefoot.config.load import Resolved
+from surefoot.config.building import make_schedule
+from surefoot.config.load import Difference, Resolved
 from surefoot.config.sections import Settings
 from surefoot.core.counting import Pace
+from surefoot.core.errors import RequestError
 from surefoot.observe.run_folder import RunFolder, check_free_space, run_and_checkpoint
+from surefoot.run.edits import edited_settings, refuse_edited_settings
 from surefoot.run.folder_roles import Folder, take_folder
 from surefoot.run.folder_run import FolderRun
+from surefoot.run.rates import CONTINUE, RateChange, expected_change, rate_change
 from surefoot.run.resume_point import StartingPoint, find_starting_point
 from surefoot.run.resume_rules import (
     COMPILATION_KEY,
+    ChangeClass,
     Resumption,
     accept_differences,
+    classify,
     refuse_crash_loop,
     resume_tier,
 )
@@ -113,10 +119,22 @@ class ResumedStart:
 
     def restore(self, run: FolderRun) -> Mapping[str, object]:
         before, settings = self._point.manifest.about, run.assembly.settings
-        tier = resume_tier(before, run.about, settings.deterministic)
+        is_changed = self._resumption.is_changed or before.get("data") != run.about["data"]
+        tier = resume_tier(before, run.about, settings.deterministic, is_changed=is_changed)
         data = {**self._resumption.event_data(), "tier": tier.value}
+        change = self._rate_change(run.assembly)
+        if change is not None:
+            data["rate"] = change.as_json()
         run.restore(self._point, data)
+        if change is not None:
+            run.journal.note(f"the learning rate changes: {change}")
         return {**data, "step": self._point.manifest.step}
+
+    def _rate_change(self, assembly: Assembly) -> RateChange | None:
+        before, pace = self._resumption.before, assembly.pace
+        old = make_schedule(before, pace, self.begun_for(pace), assembly.schedule)
+        now = assembly.settings, assembly.schedule
+        return rate_change(self._point.manifest.step, (before, old), now)
 
     def announce(self, run: FolderRun) -> None:
         """The event of the restoring has said so."""
@@ -131,8 +149,17 @@ def read_resumption(asked: ResumeRequest, resolved: Resolved[Any]) -> Resumption
     """
     run, checkpoint = run_and_checkpoint(asked.run)
     before = asked.read(run)
-    changes = accept_differences(before, resolved, asked.accepted)
-    return Resumption(before.settings, tuple(changes), asked.accepted, checkpoint, run)
+    try:
+        changes = accept_differences(before, resolved, asked.accepted)
+    except RequestError as error:
+        change = expected_change(run, before.settings, resolved.settings)
+        if change is not None:
+            error.rule += f". With these changes {change}; {CONTINUE}"
+        raise
+    is_changed = any(classify(c.path, resolved.recipe) is ChangeClass.ACCEPT for c in changes)
+    return Resumption(
+        before.settings, tuple(changes), asked.accepted, checkpoint, run, is_changed, before
+    )
 
 
 def reopen(
@@ -152,7 +179,21 @@ def reopen(
         most, step = settings.guard.restarts_without_progress, point.manifest.step
         # The one rank that writes the events decides: others may see its next one already.
         folder.on_owner(lambda own: refuse_crash_loop(folder.past_events(), most, step))
+        edited: list[Difference] = []
+        folder.on_owner(lambda own: edited.extend(_edited(resumption, point, folder)))
+        refuse_edited_settings(edited, resumption.accepted)
+        if edited:
+            changes = (*resumption.changes, *edited)
+            resumption = replace(resumption, changes=changes, is_changed=True)
         return ResumedStart(resumption, folder, point)
     except BaseException:
         folder.close()
         raise
+
+
+def _edited(resumption: Resumption, point: StartingPoint, folder: Folder) -> list[Difference]:
+    """What was changed by hand in the configuration file of the run before."""
+    about, written = point.manifest.about, resumption.written
+    if written is None:
+        return []
+    return edited_settings(resumption.run, written.as_dict(), about, folder.past_events())
