@@ -158,7 +158,14 @@ def test_the_end_of_a_run(tmp_path: Path, kinds: list[str], standing: Standing) 
 
 @pytest.mark.parametrize(
     ("tier", "rule", "standing"),
-    [("T0", "T0", NOT_SHOWN), ("T1", "T0", BROKEN), ("T1", "T1", NOT_SHOWN), ("", "T2", BROKEN)],
+    [
+        ("T0", "T0", NOT_SHOWN),
+        ("T1", "T0", BROKEN),
+        ("T1", "T1", NOT_SHOWN),
+        ("", "T2", BROKEN),
+        ("T3", "T2", BROKEN),
+        ("T3", "T3", NOT_SHOWN),
+    ],
 )
 def test_a_resume_keeps_what_the_rule_says(
     tmp_path: Path, tier: str, rule: str, standing: Standing

@@ -22,7 +22,7 @@ from surefoot.observe.readers.runs import RunStatus
 from surefoot.state.checkpoint import list_checkpoints
 from surefoot.state.manifest import read_manifest
 
-TIERS = ("T0", "T1", "T2")
+TIERS = ("T0", "T1", "T2", "T3")
 
 
 def verdict_on(run: RunData) -> ContractVerdict | None:

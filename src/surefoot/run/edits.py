@@ -18,7 +18,7 @@ from surefoot.observe.events import read_events
 from surefoot.observe.metrics_log import refuse_misfit
 from surefoot.observe.run_folder import CONFIG_NAME, EVENTS_NAME, METRICS_NAME
 
-SETTINGS_KEY: Final = "settings"
+SETTINGS_KEY: Final = "settings_as_written"
 """In `about`: the values of the configuration that the checkpoint was trained with."""
 METRICS_KEY: Final = "metrics_digest"
 """In `about`: digest of the rows of the metrics log before the checkpoint."""

@@ -155,6 +155,12 @@ def classify(path: str, config: Recipe | Settings) -> ChangeClass:
     return ChangeClass.SAFE if path.startswith(SAFE_FIELDS) else ChangeClass.ACCEPT
 
 
+def changes_numbers(path: str, config: Recipe | Settings) -> bool:
+    """Whether a change of the field at `path` gives a run other numbers; a contract only judges."""
+    is_judged = path.startswith("contract.")
+    return classify(path, config) is ChangeClass.ACCEPT and not is_judged
+
+
 @dataclass(frozen=True)
 class Resumption:
     """How a run is gone on with."""

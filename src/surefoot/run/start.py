@@ -27,10 +27,9 @@ from surefoot.run.rates import CONTINUE, RateChange, expected_change, rate_chang
 from surefoot.run.resume_point import StartingPoint, find_starting_point
 from surefoot.run.resume_rules import (
     COMPILATION_KEY,
-    ChangeClass,
     Resumption,
     accept_differences,
-    classify,
+    changes_numbers,
     refuse_crash_loop,
     resume_tier,
 )
@@ -156,7 +155,7 @@ def read_resumption(asked: ResumeRequest, resolved: Resolved[Any]) -> Resumption
         if change is not None:
             error.rule += f". With these changes {change}; {CONTINUE}"
         raise
-    is_changed = any(classify(c.path, resolved.recipe) is ChangeClass.ACCEPT for c in changes)
+    is_changed = any(changes_numbers(change.path, resolved.recipe) for change in changes)
     return Resumption(
         before.settings, tuple(changes), asked.accepted, checkpoint, run, is_changed, before
     )

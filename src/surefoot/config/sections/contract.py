@@ -59,9 +59,9 @@ class ContractOnSection(Section):
     """The folder of the run to compare with."""
     slices: Annotated[tuple[SliceSection, ...], Field(strict=False)] = ()
     budget: BudgetSection = BudgetSection()
-    resume: Literal["T0", "T1", "T2"] = "T2"
+    resume: Literal["T0", "T1", "T2", "T3"] = "T2"
     """Least tier of every resume: T0 keeps every bit, T1 samples and random numbers, T2 also with
-    another number of ranks."""
+    another number of ranks, T3 also after an accepted change."""
 
 
 ContractSection = Annotated[ContractOffSection | ContractOnSection, Field(discriminator="kind")]
