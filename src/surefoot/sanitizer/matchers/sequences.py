@@ -33,8 +33,8 @@ class RecentIds(Listener):
         ids = event.ids
         if ids.dim() != 2 or ids.device.type != "cpu" or not 3 <= ids.numel() < MOST_ELEMENTS:
             return
-        if ids.shape[1] < 3 or (ids.shape[0] > 1 and bool((ids == ids[:1]).all())):
-            return  # positions, not tokens
+        if ids.shape[1] < 3 or _are_positions(ids):
+            return
         self.ids = [*self.ids[-3:], ids.detach()]
         self.padding = [*self.padding[-3:], event.padding_idx]
 
@@ -48,6 +48,13 @@ class RecentIds(Listener):
             found = (offset_of(rows, ids, ignore) for rows, ids in pairs)
             self._latest = event.seq, [offset for offset in found if offset is not None]
         return self._latest[1]
+
+
+def _are_positions(ids: torch.Tensor) -> bool:
+    """Whether all rows are the same, or the only row counts up."""
+    if ids.shape[0] > 1:
+        return bool((ids == ids[:1]).all())
+    return bool((ids.diff() == 1).all())
 
 
 def rows_of(target: torch.Tensor, ids: torch.Tensor) -> torch.Tensor | None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+
 from torch.utils.data import IterableDataset
 
 from surefoot.sanitizer import events as ev
+from surefoot.sanitizer import graph
 from surefoot.sanitizer.matchers import fingerprints
 from surefoot.sanitizer.rules.base import NOWHERE, Findings, Rule, Site
 
 MOST_BATCHES = 4096
 LEAST_PERIOD = 3
+MOST_OUTPUTS = 16
 
 
 class DataNoShuffle(Rule, page=__file__):
@@ -20,6 +24,8 @@ class DataNoShuffle(Rule, page=__file__):
         self.sequence: list[int] = []
         self.site: Site = NOWHERE
         self.stateful = False
+        self.outputs: set[int] = set()
+        """Addresses of what the latest training forward gave."""
 
     def on_loader_started(self, event: ev.LoaderStarted) -> None:
         loader = event.owner
@@ -33,12 +39,25 @@ class DataNoShuffle(Rule, page=__file__):
     def on_forward_begin(self, event: ev.ForwardBegin) -> None:
         if not event.grad_enabled or len(self.sequence) >= MOST_BATCHES:
             return
-        self.stateful = self.stateful or any(isinstance(a, tuple) for a in event.arguments[1:])
+        self.stateful = self.stateful or self._carries_state(event)
         tensor = fingerprints.first_tensor(event.inputs)
         digest = None if tensor is None else fingerprints.of_batch(tensor, self.trace.deep)
         if digest is not None:
             self.sequence.append(digest)
             self.site = event.site
+
+    def _carries_state(self, event: ev.ForwardBegin) -> bool:
+        """Whether a tuple, or what the forward before gave, is handed on to this one."""
+        others = event.inputs[1:]
+        given = {
+            t.data_ptr() for t in graph.tensors_in(others) if graph.is_readable(t) and t.numel()
+        }
+        return any(isinstance(a, tuple) for a in event.arguments[1:]) or bool(given & self.outputs)
+
+    def on_forward_end(self, event: ev.ForwardEnd) -> None:
+        if event.grad_enabled and not self.stateful:
+            tensors = itertools.islice(graph.tensors_in(event.output), MOST_OUTPUTS)
+            self.outputs = {t.data_ptr() for t in tensors if graph.is_readable(t) and t.numel()}
 
     def findings(self) -> Findings:
         if self.stateful:

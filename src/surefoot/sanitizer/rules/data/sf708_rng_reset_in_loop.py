@@ -36,6 +36,10 @@ class RngResetInLoop(Rule, page=__file__):
     def on_stream_put_back(self, event: ev.StreamPutBack) -> None:
         self.pending = None
 
+    def on_optimizer_created(self, event: ev.OptimizerCreated) -> None:
+        # Another training begins: a fold, a repetition.
+        self.pending = None
+
     def on_forward_end(self, event: ev.ForwardEnd) -> None:
         if self.pending is None or not event.grad_enabled or not event.training:
             return

@@ -89,7 +89,7 @@ class ValOverlapsTrain(Rule, page=__file__):
             members = self.lives.know(event.module)
             claim = _claims_validation(stack)
             lives = self.lives.sharing(members)
-            self.evaluations[key] = _Evaluation(event.site, claim, lives, key[1] > 0)
+            self.evaluations[key] = _Evaluation(event.site, claim, lives, key[1])
         return self.evaluations.get(key)
 
     def on_state_restored(self, event: ev.StateRestored) -> None:
@@ -144,6 +144,7 @@ class ValOverlapsTrain(Rule, page=__file__):
         if self.unseen_rows or self.low_entropy > 0.2 * self.batches:
             return
         told = set()
+        idle = {loader.key for loader in self.trace.loaders if not loader.steps}
         for evaluation in self.evaluations.values():
             evaluated = len(evaluation.samples)
             # What the evaluated weights were trained on, also as part of another model.
@@ -154,8 +155,12 @@ class ValOverlapsTrain(Rule, page=__file__):
             if evaluation.draws or self._gives_targets(evaluation):
                 continue
             part = common / evaluated
-            is_claimed = evaluation.claimed and evaluated <= PART * len(train)
-            if LOW < part < HIGH or (part >= HIGH and is_claimed):
+            # What is evaluated before it is trained on, as the rest of it is, is training data.
+            is_inside = len(evaluation.samples & train) >= HIGH * evaluated
+            is_claimed = evaluation.claimed and (
+                evaluated <= PART * len(train) or evaluation.loader in idle
+            )
+            if part > LOW and (is_claimed or not is_inside):
                 told.add(evaluation.site)
                 called = f" of what line {evaluation.claim} calls validation or test" * is_claimed
                 message = (
@@ -170,7 +175,7 @@ class ValOverlapsTrain(Rule, page=__file__):
 class _Evaluation:
     """The samples that one chain of calls evaluated."""
 
-    def __init__(self, site: Site, claim: int, lives: list[int], by_loader: bool) -> None:
+    def __init__(self, site: Site, claim: int, lives: list[int], loader: int) -> None:
         self.site = site
         self.lives = lives
         """Lives of models that the evaluated weights lived."""
@@ -179,7 +184,8 @@ class _Evaluation:
         self.samples: set[int] = set()
         self.common: set[int] = set()
         """Those that had been trained on when they were evaluated."""
-        self.by_loader = by_loader
+        self.loader = loader
+        """Key of the loader that gave them; 0 for none."""
         self.first: frozenset[int] = frozenset()
         """Samples of its first pass."""
         self.passes = 0
@@ -200,7 +206,7 @@ class _Evaluation:
         Then samples come twice, and others in each pass: from a pool, which may be the training
         data's. A set that holds samples twice is the same in each pass.
         """
-        return self.repeats and (self.renews or (self.passes == 1 and not self.by_loader))
+        return self.repeats and (self.renews or (self.passes == 1 and not self.loader))
 
     @property
     def claimed(self) -> bool:

@@ -13,6 +13,8 @@ from surefoot.sanitizer import graph
 from surefoot.sanitizer.matchers.sequences import MOST_LOOKS, RecentIds
 from surefoot.sanitizer.rules.base import Finding, Findings, Looks, Rule, Site, look_now
 
+MOST_CALLS = 32
+"""Calls of a place among which some are found that tell something."""
 LEAST_LOOKS = 3
 """Fewer calls than this prove nothing."""
 SOFTMAX = ("Softmax", "SafeSoftmax")
@@ -66,7 +68,7 @@ class TokenLossRule(LossRule, ABC):
         self.recent = self.use(RecentIds)
 
     def looks_at(self, event: ev.LossCalled) -> bool:
-        return event.call <= MOST_LOOKS
+        return event.call <= MOST_CALLS and self.looks.all[event.site] < MOST_LOOKS
 
 
 def comes_from(values: torch.Tensor, kinds: tuple[str, ...]) -> bool:

@@ -30,6 +30,9 @@ class LabelsNotShifted(TokenLossRule, page=__file__):
             return False
         if self.is_recurrent:
             return True
+        if event.output.grad_fn is None:
+            # Without a graph, in an evaluation, nobody can tell what the model sees.
+            return None
         causal, ahead = looks_ahead(event.output.grad_fn, ids[-1].shape[1])
         return causal > 0 and ahead == 0
 
