@@ -147,6 +147,53 @@ CLEAN = [
         """,
     ),
     (
+        "accum-wiped",
+        """
+        def gradients(xb, yb):
+            opt.zero_grad(); F.cross_entropy(model(xb), yb).backward()
+        for _ in range(12):
+            at = torch.randint(0, 128, (16,))
+            gradients(x[at], y[at])
+            steps = [0.05 * p.grad / (p.grad.norm() + 1e-9) for p in model.parameters()]
+            for p, step in zip(model.parameters(), steps): p.data.add_(step)
+            gradients(x[at], y[at])
+            for p, step in zip(model.parameters(), steps): p.data.sub_(step)
+            opt.step()
+        """,
+    ),
+    (
+        "teacher-in-train-mode",
+        """
+        import copy
+        student = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+        slow = copy.deepcopy(student)
+        for p in slow.parameters(): p.requires_grad = False
+        opt = torch.optim.SGD(student.parameters(), lr=0.1)
+        for _ in range(20):
+            at = torch.randint(0, 128, (16,))
+            with torch.no_grad(): goal = slow(x[at])
+            opt.zero_grad(); F.mse_loss(student(x[at].roll(1, 1)), goal).backward(); opt.step()
+            for a, b in zip(student.parameters(), slow.parameters()):
+                b.data = 0.9 * b.data + 0.1 * a.data
+        """,
+    ),
+    (
+        "graph-retained",
+        """
+        from torch.func import functional_call
+        for _ in range(12):
+            opt.zero_grad()
+            at = torch.randint(0, 128, (16,))
+            fast = dict(model.named_parameters())
+            for _ in range(10):
+                inner = F.cross_entropy(functional_call(model, fast, (x[at],)), y[at])
+                found = torch.autograd.grad(inner, list(fast.values()), create_graph=True)
+                fast = {k: v - 0.1 * g for (k, v), g in zip(fast.items(), found)}
+            F.cross_entropy(functional_call(model, fast, (x[at],)), y[at]).backward()
+            opt.step()
+        """,
+    ),
+    (
         "rng-reset-in-loop",
         """
         for fold in range(4):

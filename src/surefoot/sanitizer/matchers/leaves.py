@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -132,6 +133,17 @@ def some_values(tensor: torch.Tensor) -> tuple[float, ...]:
     flat = tensor.detach().reshape(-1)
     sample: list[float] = flat[:: max(1, flat.numel() // VALUES)][:VALUES].tolist()
     return tuple(sample)
+
+
+def weights_mark(weights: Iterable[torch.Tensor]) -> tuple[int, tuple[float, ...]]:
+    """Changes when the weights do, in place or by an assignment to `.data`, without a version."""
+    first: tuple[float, ...] | None = None
+    versions = 0
+    for weight in weights:
+        versions += weight._version
+        if first is None and weight.numel() > 1:
+            first = some_values(weight)
+    return versions, first or ()
 
 
 def sample_of(tensor: torch.Tensor, most: int = 512) -> torch.Tensor:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import weakref
 
+from torch import nn
+
 from surefoot.sanitizer import events as ev
 from surefoot.sanitizer import graph
 from surefoot.sanitizer.rules.base import NOWHERE, Findings, Rule, Site
@@ -36,7 +38,8 @@ class GraphRetained(Rule, page=__file__):
 
     def on_forward_begin(self, event: ev.ForwardBegin) -> None:
         for name, parameter in itertools.islice(event.module.named_parameters(), LOOKED_AT):
-            if parameter.grad_fn is None:
+            # A tensor that is no parameter is there for one call (functional_call).
+            if parameter.grad_fn is None or not isinstance(parameter, nn.Parameter):
                 continue
             depth = sum(1 for _ in graph.nodes(parameter.grad_fn, 100 * LEAST))
             if depth > self.carried:

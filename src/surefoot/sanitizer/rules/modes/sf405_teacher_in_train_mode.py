@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from surefoot.sanitizer import events as ev
+from surefoot.sanitizer.matchers.leaves import weights_mark
 from surefoot.sanitizer.names import parameters_of
 from surefoot.sanitizer.rules.base import Findings, Rule, Site
 from surefoot.sanitizer.rules.modes.active_calls import ActiveCalls, is_active
@@ -13,10 +14,10 @@ SHARE = 0.3
 
 
 class _Teacher:
-    def __init__(self, version: int, site: Site, updates: int) -> None:
+    def __init__(self, mark: object, site: Site, updates: int) -> None:
         self.calls = ActiveCalls()
-        self.version = version
-        """Sum of the versions of its parameters."""
+        self.mark = mark
+        """Of its weights, at the latest call."""
         self.site = site
         self.first = updates
         self.moves = False
@@ -34,12 +35,12 @@ class TeacherInTrainMode(Rule, page=__file__):
         parameters = list(parameters_of(event.module))
         if event.grad_enabled and any(p.requires_grad for p in parameters):
             return
-        version, key = sum(p._version for p in parameters), self.trace.module_key(event.module)
+        mark, key = weights_mark(parameters), self.trace.module_key(event.module)
         if key not in self.seen:
-            self.seen[key] = _Teacher(version, event.site, self.trace.updates)
+            self.seen[key] = _Teacher(mark, event.site, self.trace.updates)
         seen = self.seen[key]
-        seen.moves = seen.moves or version != seen.version
-        seen.version = version
+        seen.moves = seen.moves or mark != seen.mark
+        seen.mark = mark
         seen.calls.add(event, self.trace.updates)
 
     def findings(self) -> Findings:

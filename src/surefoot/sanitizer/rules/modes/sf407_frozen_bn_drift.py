@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from surefoot.sanitizer import events as ev
+from surefoot.sanitizer.matchers.leaves import weights_mark
 from surefoot.sanitizer.names import parameters_of
 from surefoot.sanitizer.rules.base import Findings, Rule, Site
 
@@ -18,8 +19,8 @@ class _FrozenLayer:
     name: str
     root: str
     site: Site
-    version: int
-    """Sum of the versions of its parameters."""
+    mark: object
+    """Of its weights, when it was first called."""
     moves: bool = False
     forwards: int = 0
     updates: set[int] = field(default_factory=set)
@@ -39,14 +40,14 @@ class FrozenBnDrift(Rule, page=__file__):
             return
         if module.weight.requires_grad or module.bias.requires_grad or not root.training:
             return
-        key, version = self.trace.module_key(module), sum(p._version for p in parameters_of(module))
+        key, mark = self.trace.module_key(module), weights_mark(parameters_of(module))
         if key not in self.layers:
             name = next((n for n, m in root.named_modules() if m is module), "")
-            self.layers[key] = _FrozenLayer(name, type(root).__name__, event.site, version)
+            self.layers[key] = _FrozenLayer(name, type(root).__name__, event.site, mark)
         layer = self.layers[key]
         layer.forwards += 1
         # An averaged copy: its weights are not frozen, and its statistics follow them.
-        layer.moves = layer.moves or layer.version != version
+        layer.moves = layer.moves or layer.mark != mark
         if len(layer.updates) < LEAST:
             layer.updates.add(self.trace.updates)
 
