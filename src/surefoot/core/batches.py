@@ -5,8 +5,6 @@ Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
 
@@ -18,18 +16,23 @@ TARGET_MASK: Final = "target_mask"
 _fetched: ContextVar[int | None] = ContextVar("samples of the batch in hand", default=None)
 
 
-@contextmanager
-def batch_of_samples(count: int) -> Iterator[None]:
-    """Inside, the batch in hand is known to hold `count` samples: they were counted when fetched.
+class batch_of_samples:
+    """A context in which the batch in hand is known to hold `count` samples, counted when fetched.
 
     The shapes of a batch need not say it: a collate function may put time first, or join the
     graphs of all samples to one.
     """
-    token = _fetched.set(count)
-    try:
-        yield
-    finally:
-        _fetched.reset(token)
+
+    __slots__ = ("_count", "_token")
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __enter__(self) -> None:
+        self._token = _fetched.set(self._count)
+
+    def __exit__(self, *_: object) -> None:
+        _fetched.reset(self._token)
 
 
 def fetched_samples() -> int | None:

@@ -86,9 +86,11 @@ def count_samples(batch: Any) -> float:
     Raises:
         DataError: the batch holds nothing that can be counted, or its shapes leave it open.
     """
-    shapes = list(_shapes(batch))
-    sizes = sorted(leading_sizes(batch))
     fetched = fetched_samples()
+    if fetched is not None and any(shape[0] == fetched for shape in _shapes(batch)):
+        return float(fetched)
+    shapes = list(_shapes(batch))
+    sizes = sorted({int(shape[0]) for shape in shapes})
     if fetched is not None:
         if len(sizes) == 1 and sizes[0] != fetched and not _stand_second(shapes, fetched):
             raise _uncounted(
@@ -138,15 +140,16 @@ def _shapes(value: Any) -> Iterator[Sequence[int]]:
         if value.dim():
             yield value.shape
         return
-    if isinstance(value, Mapping):
-        parts = list(value.values())
-    elif is_dataclass(value) and not isinstance(value, type):
-        parts = [getattr(value, entry.name) for entry in fields(value)]
-    elif isinstance(value, (tuple, list)):
+    # Sequences first: to ask whether a value is a mapping is dear.
+    if isinstance(value, (tuple, list)):
         if value and isinstance(value[0], (str, bytes, int, float)):
             yield (len(value),)
             return
         parts = list(value)
+    elif isinstance(value, Mapping):
+        parts = list(value.values())
+    elif is_dataclass(value) and not isinstance(value, type):
+        parts = [getattr(value, entry.name) for entry in fields(value)]
     else:
         return
     for part in parts:
