@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import subprocess
 import sys
 from collections.abc import Callable
@@ -40,6 +41,12 @@ def test_public_names_are_few_and_each_resolves() -> None:
     assert dir(surefoot) == sorted(surefoot.__all__)
     for name in surefoot.__all__:
         assert getattr(surefoot, name) is not None
+
+
+@pytest.mark.parametrize("name", sorted(set(surefoot.__all__) - {"__version__"}))
+def test_a_public_name_shows_an_example(name: str) -> None:
+    # The doctests of its module run it.
+    assert ">>> " in (inspect.getdoc(getattr(surefoot, name)) or "")
 
 
 def test_no_public_name_is_a_package() -> None:

@@ -40,7 +40,7 @@ MODULES = {
 """Distribution to the modules that it brings."""
 TOOLS = {
     *("coverage", "mypy", "pytest-timeout", "pytest-xdist", "ruff", "types-psutil", "types-pyyaml"),
-    "zensical",
+    *("setuptools", "zensical"),
 }
 """Run, not imported."""
 FOR_DEVELOPERS = ("docs", "lint", "test")

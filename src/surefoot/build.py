@@ -70,6 +70,9 @@ def run_recipe(
 
     Raises:
         SurefootError: the run cannot start, or failed; its folder says how.
+
+    >>> run_recipe(load_recipe("diabetes-mlp"), dry_run=True).status
+    'dry-run'
     """
     recipe = resolved.recipe
     # Once, before any code of the user's own may change the working directory.
@@ -149,7 +152,11 @@ def build_schedule(recipe: Recipe) -> tuple[Schedule, int | None]:
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A trained model, and where it comes from."""
+    """A trained model, and where it comes from.
+
+    >>> LoadedRun(nn.Identity(), step=100, checkpoint=Path("step-00000100")).step
+    100
+    """
 
     model: nn.Module = field(repr=False)
     """In evaluation mode, on the CPU."""
@@ -174,6 +181,12 @@ def load(run: str | Path, model: nn.Module | None = None) -> LoadedRun:
         RunFolderError: there is no such run.
         CheckpointError: there is no whole checkpoint, or it is of another model.
         RequestError: the model cannot be built from the run alone.
+
+    >>> import tempfile
+    >>> recipe = load_recipe("diabetes-mlp", ["train.horizon=3 steps", "log.console=off"])
+    >>> trained = run_recipe(recipe, run_root=Path(tempfile.mkdtemp()))
+    >>> load(trained.folder).step
+    3
     """
     folder = Path(run)
     if (folder / MANIFEST_NAME).is_file():

@@ -118,6 +118,9 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Resolved[R
     Raises:
         RequestError: the recipe does not exist.
         ConfigError: with all violations.
+
+    >>> load_recipe("diabetes-mlp", ["train.micro_batch=16"]).config.train.micro_batch
+    16
     """
     text, name = _read(source)
     given, lines = read_yaml(text, name)

@@ -60,7 +60,11 @@ def unwatched(batches: MicroBatches, settled_state: Callable[[], RunState]) -> M
 
 @dataclass(frozen=True)
 class RunResult:
-    """The end of a run."""
+    """The end of a run.
+
+    >>> RunResult(None, "dry-run", "built, ran one update", 1, {}, nn.Identity())
+    RunResult(folder=None, status='dry-run', reason='built, ran one update', step=1, metrics={})
+    """
 
     folder: Path | None
     """None for a run that leaves no trace."""
