@@ -16,7 +16,6 @@ from pydantic_core import PydanticCustomError
 
 from surefoot.core.errors import RequestError
 from surefoot.core.units import (
-    Bytes,
     Count,
     Epochs,
     Flops,
@@ -114,9 +113,6 @@ Duration = Annotated[Seconds, *_annotated(_count_of((Seconds,)), _TEXT)]
 
 DurationOrNone = Annotated[Seconds | str, *_annotated(_count_of((Seconds,), "none"), _TEXT)]
 """A time, or `none`."""
-
-ByteCount = Annotated[Bytes, *_annotated(_count_of((Bytes,)), _TEXT)]
-"""An amount of memory."""
 
 EveryEpoch = Annotated[
     Count | str, *_annotated(_count_of(_LENGTHS[:5], "epoch", "end", "never"), _TEXT)

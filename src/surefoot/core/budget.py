@@ -42,10 +42,6 @@ class Budget:
     """In the currency of `price_per_device_hour`."""
     price_per_device_hour: float = 0.0
 
-    @property
-    def is_limited(self) -> bool:
-        return min(self.device_hours, self.wall_seconds, self.cost) < inf
-
     def spent(self, wall_seconds: float, device_seconds: float) -> Iterator[Spent]:
         """Every limit that is set, with the amount used.
 

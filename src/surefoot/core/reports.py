@@ -120,12 +120,16 @@ class Observer(Protocol):
 
     def on_step(self, report: StepReport) -> None:
         """One update, once its numbers have arrived."""
+        return
 
     def on_eval(self, report: EvalReport) -> None:
         """One evaluation of one validation set."""
+        return
 
     def on_event(self, event: Event) -> None:
         """A start, a save, a skip, a failure; see `surefoot.observe.events.EventKind`."""
+        return
 
     def close(self) -> None:
         """The run has ended or failed; called once."""
+        return

@@ -92,11 +92,6 @@ def map_tensors(data: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> 
     return map_leaves(data, lambda leaf: function(leaf) if _is_tensor(leaf) else leaf)
 
 
-def map_objects(data: Any, function: Callable[[Any], Any]) -> Any:
-    """`map_leaves` for objects with their own `.to` only; tensors are kept."""
-    return map_leaves(data, lambda leaf: leaf if _is_tensor(leaf) else function(leaf))
-
-
 def move_to(data: Any, device: torch.device | str, non_blocking: bool = False) -> Any:
     """Copies a batch to a device; what is there already is passed through.
 

@@ -9,19 +9,16 @@ import json
 import re
 from pathlib import Path
 
-from surefoot.core.reports import EvalReport, Event, StepReport
+from surefoot.core.reports import EvalReport, Observer
 from surefoot.observe.files.atomic import atomic_write
 from surefoot.observe.metrics_log import strict
 
 
-class EvaluationFiles:
+class EvaluationFiles(Observer):
     """Writes `evaluation-SET.json` into `folder` after each evaluation."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-
-    def on_step(self, report: StepReport) -> None:
-        """Does nothing."""
 
     def on_eval(self, report: EvalReport) -> None:
         name = re.sub(r"[^A-Za-z0-9._-]", "-", report.name)
@@ -36,9 +33,3 @@ class EvaluationFiles:
         }
         text = json.dumps(strict(fields), indent=1, allow_nan=False)
         atomic_write(self._folder / f"evaluation-{name}.json", text + "\n")
-
-    def on_event(self, event: Event) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from surefoot.core.disk import is_full
 from surefoot.core.errors import SurefootError
-from surefoot.core.reports import EvalReport, Event, StepReport
+from surefoot.core.reports import Event, Observer
 from surefoot.observe.files.atomic import PartialWriteError, write_all
 from surefoot.observe.files.log_file import restore_log_file
 from surefoot.observe.metrics_log import MAX_WAITING_BYTES, strict
@@ -57,7 +57,7 @@ BEGINNINGS = frozenset({EventKind.START, EventKind.RESUME})
 ENDS = frozenset({EventKind.FINISHED, EventKind.STOPPED, EventKind.FAILURE})
 
 
-class EventLog:
+class EventLog(Observer):
     """Appends events to `path`; each is on disk when `on_event` returns.
 
     Args:
@@ -119,12 +119,6 @@ class EventLog:
             rule="every event of a run is recorded",
             remedy="free some space, then resume the run from its last checkpoint",
         )
-
-    def on_step(self, report: StepReport) -> None:
-        """Does nothing: updates are in the metrics log."""
-
-    def on_eval(self, report: EvalReport) -> None:
-        """Does nothing: evaluations are in the metrics log."""
 
     def close(self) -> None:
         """Writes waiting events and closes; idempotent."""

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from surefoot.core.reports import EvalReport, Event, StepReport
+from surefoot.core.reports import EvalReport, Observer
 from surefoot.observe.metrics_log import read_rows
 from surefoot.observe.metrics_schema import number
 
 
 @dataclass
-class LatestMetrics:
+class LatestMetrics(Observer):
     """Remembers the latest evaluation of each set."""
 
     values: dict[str, float] = field(default_factory=dict)
@@ -25,14 +25,5 @@ class LatestMetrics:
                 for name, value in row["metrics"].items():
                     self.values[f"{row['name']}/{name}"] = number(value)
 
-    def on_step(self, report: StepReport) -> None:
-        """Does nothing."""
-
     def on_eval(self, report: EvalReport) -> None:
         self.values |= {f"{report.name}/{name}": v for name, v in report.metrics.items()}
-
-    def on_event(self, event: Event) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""

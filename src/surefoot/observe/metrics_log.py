@@ -23,7 +23,7 @@ from pydantic_core import to_json
 
 from surefoot.core.disk import is_full
 from surefoot.core.errors import CheckpointError, DataError, RunFolderError, SurefootError
-from surefoot.core.reports import EvalReport, Event, StepReport
+from surefoot.core.reports import EvalReport, Observer, StepReport
 from surefoot.observe.files.atomic import (
     PartialWriteError,
     atomic_write,
@@ -50,7 +50,7 @@ def _encode(row: Mapping[str, object]) -> bytes:
     return to_json(row, inf_nan_mode="strings", fallback=dict)
 
 
-class MetricsLog:
+class MetricsLog(Observer):
     """Appends rows to `path` and writes `metrics.schema.json` beside it.
 
     Reports are buffered for about a second and encoded together (half the cost of one at a time),
@@ -66,7 +66,7 @@ class MetricsLog:
         patient: whether rows wait in memory while the disk is full. `sync` never does.
         tell: called with a message if the file was deleted or changed from outside.
 
-    An Observer (`on_step`, `on_eval`). All methods belong to one thread.
+    All methods belong to one thread.
     """
 
     def __init__(
@@ -122,9 +122,6 @@ class MetricsLog:
 
     def on_eval(self, report: EvalReport) -> None:
         self.append(report)
-
-    def on_event(self, event: Event) -> None:
-        """Does nothing: events are in the event log."""
 
     def _lines(self) -> Iterator[bytes]:
         steps = [index for index, (r, _) in enumerate(self._waiting) if isinstance(r, StepReport)]

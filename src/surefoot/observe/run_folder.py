@@ -189,10 +189,6 @@ class RunFolder:
     def artifacts_path(self) -> Path:
         return self.path / ARTIFACTS_NAME
 
-    @property
-    def report_path(self) -> Path:
-        return self.path / REPORT_NAME
-
     # -- its small files -----------------------------------------------------------------------
 
     def write_config(self, config: str | Mapping[str, object]) -> None:

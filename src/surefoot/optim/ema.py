@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -19,22 +19,6 @@ from surefoot.optim.ledger import first_few
 
 BUCKET_BYTES: Final = 64 * 2**20
 """Temporary memory of one update of the average; at least the size of the largest tensor."""
-
-
-class WeightAverage(Protocol):
-    """An average of the weights that follows the updates and is part of the run's state."""
-
-    def update(self, finite: Callable[[], Tensor]) -> None:
-        """Adds the current weights if `finite()` (0-dim bool) is true."""
-        ...
-
-    def swapped(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Context manager in which `model` holds the average."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class NoAverage:

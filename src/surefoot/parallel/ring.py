@@ -101,7 +101,7 @@ class _RingAttention(torch.autograd.Function):
         seeds: Sequence[Any] = ()
         with torch.autocast(query.device.type, enabled=False):
             for source, pairs in ring.parts(torch.stack((key, value))):
-                visible = _VisibleKeys(ring.rank, source, mask, query.shape[2])
+                visible = _Visible(ring.rank, source, mask, query.shape[2])
                 if visible.is_nothing:
                     continue
                 mixed, log_part, seeds = part.forward(query, *_grouped(query, pairs), visible)
@@ -126,7 +126,7 @@ class _RingAttention(torch.autograd.Function):
         of_pairs = torch.zeros_like(own, dtype=part.sum_dtype)
         with torch.autocast(query.device.type, enabled=False):
             for source, pairs in ring.parts(own):
-                visible = _VisibleKeys(ring.rank, source, mask, query.shape[2])
+                visible = _Visible(ring.rank, source, mask, query.shape[2])
                 if not visible.is_nothing:
                     here, *there = part.backward(query, *_grouped(query, pairs), visible, ends)
                     of_query += here
@@ -136,7 +136,7 @@ class _RingAttention(torch.autograd.Function):
         return of_query.to(query.dtype), of_key, of_value, None, None
 
 
-class _VisibleKeys:
+class _Visible:
     """Which positions of one part may attend to which of another."""
 
     def __init__(self, own: int, source: int, mask: Tensor | None, length: int) -> None:
@@ -164,7 +164,7 @@ class _Products:
         self._scale = query.shape[-1] ** -0.5
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, visible: _VisibleKeys
+        self, query: Tensor, key: Tensor, value: Tensor, visible: _Visible
     ) -> tuple[Tensor, Tensor, tuple[()]]:
         query, key, value = (t.to(self.sum_dtype) for t in (query, key, value))
         scores = visible.hidden(query @ key.mT * self._scale)
@@ -172,12 +172,7 @@ class _Products:
         return _share(scores, log_sum.unsqueeze(-1)) @ value, log_sum, ()
 
     def backward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        visible: _VisibleKeys,
-        ends: tuple[Any, ...],
+        self, query: Tensor, key: Tensor, value: Tensor, visible: _Visible, ends: tuple[Any, ...]
     ) -> tuple[Tensor, Tensor, Tensor]:
         gradient, result, log_sum, _ = ends
         query, key, value, gradient, result = (
@@ -199,7 +194,7 @@ class _Flash:
         self._scale = query.shape[-1] ** -0.5
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, visible: _VisibleKeys
+        self, query: Tensor, key: Tensor, value: Tensor, visible: _Visible
     ) -> tuple[Tensor, Tensor, Sequence[Any]]:
         mixed, log_sum, *rest = _aten._scaled_dot_product_flash_attention(
             query, key, value, 0.0, visible.is_own, False, scale=self._scale
@@ -207,12 +202,7 @@ class _Flash:
         return mixed, log_sum, rest[:6]
 
     def backward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        visible: _VisibleKeys,
-        ends: tuple[Any, ...],
+        self, query: Tensor, key: Tensor, value: Tensor, visible: _Visible, ends: tuple[Any, ...]
     ) -> tuple[Tensor, Tensor, Tensor]:
         gradient, result, log_sum, seeds = ends
         *sizes, seed, offset = seeds

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config.load import Difference, differences
+from surefoot.judge.differences import flat
 from surefoot.observe.readers.run_data import RunData
 from surefoot.observe.readers.runs import RunStatus
 from surefoot.report.markup import PageSection, details, escape, moment, size, table, tag
@@ -24,7 +25,7 @@ def config_section(run: RunData, baseline: RunData | None) -> PageSection:
         return PageSection(
             "config", "Configuration", '<p class="soft">The run ended before it wrote one.</p>'
         )
-    rows = [(path, value, run.origins.get(path, "")) for path, value in _flat(run.config)]
+    rows = [(path, value, run.origins.get(path, "")) for path, value in flat(run.config)]
     chosen = [row for row in rows if row[2] != "default"]
     body = ""
     if baseline is not None:
@@ -55,15 +56,6 @@ def _value(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "" if value is None else str(value)
-
-
-def _flat(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for key, inner in value.items():
-        path = f"{above}.{key}" if above else str(key)
-        if isinstance(inner, Mapping) and inner:
-            yield from _flat(inner, path)
-        else:
-            yield path, inner
 
 
 def environment_section(run: RunData) -> PageSection:

@@ -17,7 +17,6 @@ from surefoot.report.markup import PageSection, chip, details, duration, escape,
 from surefoot.report.markup import number as shown
 
 DATA_SHEET = "data-sheet.json"
-MEMORY_TABLE = "memory.json"
 NUM_COLOURS = 6
 
 

@@ -5,7 +5,6 @@ Works on plain values and tensors already read. Changes names, never values.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +18,6 @@ WRAPPER_PREFIXES = ("_orig_mod.", "_fsdp_wrapped_module.")
 PARALLEL_PREFIX = "module."
 """Prefix of a parallel wrapper around the model, which people also use themselves."""
 CONTAINERS = ("state_dict", "model_state_dict", "model", "module", "params", "weights")
-LAYER = re.compile(r"(?:h|layers)\.(\d+)\.")
 
 
 @dataclass

@@ -95,14 +95,6 @@ class Progress:
         epoch: int = self.cursor.epoch
         return epoch
 
-    def consume(self, samples: int, tokens: int, cursor: Any, applied: bool) -> None:
-        """Counts one settled update."""
-        self.step += applied
-        self.window += 1
-        self.samples += samples
-        self.tokens += tokens
-        self.cursor = cursor
-
     def state_dict(self) -> dict[str, Any]:
         state = {f.name: getattr(self, f.name) for f in fields(self)}
         state["cursor"] = self.cursor.as_json()
