@@ -7,6 +7,7 @@ from typing import Any
 
 from assembly.parts import assembled
 from surefoot.assembly.material import Prepared
+from surefoot.config.load import resolve_settings
 from surefoot.observe.run_folder import RunFolder
 from surefoot.run.run_facts import describe
 from surefoot.run.settings_observers import make_observers
@@ -14,7 +15,9 @@ from surefoot.run.settings_observers import make_observers
 
 def names(tmp_path: Path, log: dict[str, Any]) -> list[str]:
     assembly = assembled(log=log)
-    described = describe("tiny", "", Prepared(assembly.material), assembly)
+    described = describe(
+        "tiny", resolve_settings(assembly.settings), Prepared(assembly.material), assembly
+    )
     with RunFolder.create_at(tmp_path / "run") as folder:
         observers = make_observers(described, folder)
         for observer in observers:
