@@ -1,6 +1,6 @@
-"""`surefoot show samplers` and the like: the parts of one kind that a recipe may name, and whose.
+"""`surefoot show samplers` and others: the parts of one kind, with their packages.
 
-One table serves all kinds: ours and those of installed packages stand in it alike.
+One table per kind: ours and those of installed packages.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def show_shelf(word: str) -> Callable[..., None]:
 
 
 def described(entry: EntryPoint) -> dict[str, str]:
-    """Name, first sentence, package and target of a part; it is imported for the sentence."""
+    """Name, first sentence, package and target of a part; imports it for the sentence."""
     try:
         what = (inspect.getdoc(entry.load()) or "").partition("\n")[0]
     except Exception as error:

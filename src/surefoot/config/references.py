@@ -1,7 +1,7 @@
-"""Puts values in the place of the `${section.key}` that refer to them.
+"""Replaces references `${section.key}` in a recipe by the values that they refer to.
 
-A recipe may come from somebody else: it reads no environment, evaluates nothing, and what it grows
-to by its references is bounded.
+A recipe may come from somebody else: it reads no environment, evaluates nothing, and the size of
+its expansion is bounded.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _TOO_LARGE = (
 
 
 class _References:
-    """Follows references within one tree, and counts what they lead to."""
+    """Follows references within one tree, and counts the values that they expand to."""
 
     def __init__(self, tree: Mapping[str, Any]) -> None:
         self.tree = tree
@@ -73,7 +73,7 @@ class _References:
         self.num_characters = 0
 
     def follow(self, text: str, within: tuple[str, ...]) -> Any:
-        """What a text stands for; `within` are the paths that led to it."""
+        """The value of a text; `within` are the paths that led to it."""
         if "${" in _REFERENCE.sub("", text) or "\\" in text:
             raise _NotFollowed(*(_NOT_GIVEN if within else _NOT_ALLOWED))
         if match := _REFERENCE.fullmatch(text):

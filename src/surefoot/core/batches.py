@@ -1,4 +1,4 @@
-"""What those who fetch a batch and those who read it agree on: names of entries, and its samples.
+"""Names of batch entries, and the number of samples of a batch, shared by data and tasks.
 
 Imports no torch.
 """
@@ -17,10 +17,10 @@ _fetched: ContextVar[int | None] = ContextVar("samples of the batch in hand", de
 
 
 class batch_of_samples:
-    """A context in which the batch in hand is known to hold `count` samples, counted when fetched.
+    """Context manager: the current batch has `count` samples, counted when it was fetched.
 
-    The shapes of a batch need not say it: a collate function may put time first, or join the
-    graphs of all samples to one.
+    The shapes of a batch need not show it: a collate function may put time first, or merge the
+    graphs of all samples into one.
     """
 
     __slots__ = ("_count", "_token")
@@ -36,5 +36,5 @@ class batch_of_samples:
 
 
 def fetched_samples() -> int | None:
-    """Samples of the batch in hand, or None where nobody has counted them."""
+    """Samples of the current batch, or None if they were not counted."""
     return _fetched.get()

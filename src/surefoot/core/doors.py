@@ -2,8 +2,8 @@
 
 Ours are listed here by their target. Another package lists its own in its `pyproject.toml`: a group
 `[project.entry-points."surefoot.optimizers"]` with `name = "package.module:object"`. Both are found
-and loaded alike, and only what is asked for is imported. A name means one part: no order of
-installation decides what a run does.
+and loaded in the same way, and only requested parts are imported. A name means one part: the order
+of installation never decides what a run does.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ T = TypeVar("T")
 CUSTOM: Final = "custom"
 """The kind of a part that a recipe names by its target."""
 GIVEN: Final = "given"
-"""The kind of a part that Python code has handed in."""
+"""The kind of a part that Python code has passed."""
 
 OURS: Final[Mapping[Door, Mapping[str, str]]] = {
     Door.OPTIMIZERS: {
@@ -108,10 +108,10 @@ def ours(door: Door) -> dict[str, EntryPoint]:
 
 
 def brought(door: Door) -> Mapping[str, EntryPoint]:
-    """The parts that installed packages bring, by name, sorted; nothing of them is imported.
+    """The parts of installed packages by name, sorted; none of them is imported.
 
     Raises:
-        RequestError: two packages bring a part of one name, or one brings a name of ours.
+        RequestError: two packages use the same name, or one uses a name of ours.
     """
     taken = ours(door)
     found: dict[str, EntryPoint] = {}
@@ -144,7 +144,7 @@ def is_part(door: Door, name: str) -> bool:
 
 
 def origin_of(entry: EntryPoint) -> str:
-    """Which package brings a part, with its version: `surefoot` for ours."""
+    """The package of a part, with its version: `surefoot` for ours."""
     return "surefoot" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
 
 
@@ -191,14 +191,14 @@ def find_part(door: Door, chosen: ChosenPart, where: str) -> Any:
 
 
 def handed_in(part: T | None, word: str, name: str) -> T:
-    """The part that Python code has handed in, for a section of `kind: given`.
+    """The part that Python code has passed, for a section of `kind: given`.
 
     Args:
-        word: the argument that hands it in, such as `optimizer`.
+        word: the argument for it, such as `optimizer`.
         name: of the part, as the section has it.
 
     Raises:
-        RequestError: it was not handed in again.
+        RequestError: it was not passed again.
     """
     if part is None:
         raise RequestError(
@@ -211,7 +211,7 @@ def handed_in(part: T | None, word: str, name: str) -> T:
 
 
 def label_of(door: Door, chosen: ChosenPart) -> str:
-    """What a section names, in words: the target, and for a part by name its package."""
+    """What a section names, for messages: the target, and the package of a registered part."""
     if chosen.kind in (CUSTOM, GIVEN):
         return chosen.target
     entry = parts(door).get(chosen.kind)
@@ -219,6 +219,6 @@ def label_of(door: Door, chosen: ChosenPart) -> str:
 
 
 def near_name(name: str, names: Sequence[str] | Mapping[str, Any]) -> str:
-    """Which name was likely meant, as a question; empty where none is near."""
+    """The name that was probably meant, as a question; empty if none is similar."""
     near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
     return f"did you mean {near[0]!r}?" if near else ""

@@ -1,6 +1,6 @@
-"""A schedule that somebody else wrote: any function of the updates completed, checked in use.
+"""A user-defined schedule: any function of the updates completed, checked in use.
 
-It is asked again for past updates when a run is resumed, so it must be pure: the same number of
+It is called again for past updates when a run is resumed, so it must be pure: the same number of
 updates completed always gives the same multiplier.
 """
 
@@ -16,7 +16,7 @@ from surefoot.core.schedules import UNDECIDED, Schedule, Undecided
 from surefoot.core.targets import bind, name_of, takes
 
 HORIZON = "horizon"
-"""Parameter of a schedule of one's own that is given the length of the run, in updates."""
+"""Parameter of a user-defined schedule that gets the length of the run, in updates."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class OwnSchedule(Schedule):
 
 
 def as_schedule(given: Any, name: str = "") -> Schedule:
-    """A schedule as it is, or a function of the updates completed as a schedule.
+    """A schedule unchanged, or a function of the updates completed as a schedule.
 
     Raises:
         RequestError: it is neither, or gives the first update no rate.
@@ -82,12 +82,12 @@ def as_schedule(given: Any, name: str = "") -> Schedule:
 def schedule_of(
     found: Any, arguments: Mapping[str, Any], horizon: int | Undecided, name: str
 ) -> Schedule:
-    """The schedule that a recipe names: a class is made with the arguments, a function bound.
+    """The schedule that a recipe names: a class is instantiated, a function bound.
 
     Args:
         found: what was imported.
         arguments: passed by name.
-        horizon: passed by that name too, where the signature has it.
+        horizon: passed by this name, too, if the signature has it.
 
     Raises:
         RequestError: it takes other arguments, or needs a horizon that is not known in updates.

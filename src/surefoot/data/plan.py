@@ -1,4 +1,4 @@
-"""What a loader and a run may ask of a data plan, be it of a map-style dataset or of a stream."""
+"""The protocol of a data plan, for map-style datasets and streams alike."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Reader(Protocol):
 
 
 class DataPlan(Protocol):
-    """How a training set is divided into micro-batches and windows, and what is known of it."""
+    """How a training set is divided into micro-batches and windows."""
 
     @property
     def micro_batch(self) -> int:
@@ -47,26 +47,26 @@ class DataPlan(Protocol):
 
     @property
     def samples_per_window(self) -> int:
-        """Samples of a whole window over all ranks."""
+        """Samples of a full window over all ranks."""
         ...
 
     @property
     def epoch_length(self) -> int | None:
-        """Positions of one epoch, before any is left out; None if only its end tells."""
+        """Positions of one epoch, before any are left out; None if known only at its end."""
         ...
 
     @property
     def samples_per_epoch(self) -> int | None:
-        """Samples consumed by one epoch over all ranks; None if only its end tells."""
+        """Samples consumed by one epoch over all ranks; None if known only at its end."""
         ...
 
     @property
     def order_promise(self) -> str:
-        """What a resume may rely on, for the record."""
+        """What a resume guarantees, for the record."""
         ...
 
     def check_fit(self, source: Any, num_workers: int) -> None:
-        """Refuses a source that is not divided so.
+        """Refuses a source that the plan does not fit.
 
         Raises:
             RequestError: it is of the other kind, of another length, or cannot be read so.

@@ -1,7 +1,7 @@
-"""Sample orders: weighted, by length, a curriculum, and torch's samplers as one.
+"""Sample orders: weighted, by length, curriculum, and an adapter for torch's samplers.
 
-Each is a pure function of (seed, epoch, position): a resume goes on at any position, and all ranks
-see one order. A sampler of a recipe is a function from the source to a `SampleOrder`.
+Each is a pure function of (seed, epoch, position): a resume continues at any position, and all
+ranks see one order. A sampler of a recipe is a function from the source to a `SampleOrder`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OF_SAMPLES = "of-samples"
 
 
 def shuffled(source: Any) -> Shuffled:
-    """Another permutation of the samples for each epoch."""
+    """A different permutation of the samples for each epoch."""
     return SHUFFLED
 
 
@@ -50,7 +50,7 @@ def in_order(source: Any) -> InOrder:
 
 @dataclass(frozen=True, eq=False)
 class Weighted(SampleOrder):
-    """Draws with replacement, each sample as often as its weight says.
+    """Draws with replacement, in proportion to the weights of the samples.
 
     Args:
         cumulative: float64 [num_samples], running sum of the weights.
@@ -109,15 +109,15 @@ def weighted(source: Any, *, weights: str = OF_CLASSES, length: int | None = Non
 
 @dataclass(frozen=True, eq=False)
 class ByLength(SampleOrder):
-    """Samples of like length together, so that little is padded; groups in random order.
+    """Samples of similar length together, to reduce padding; groups in random order.
 
-    The shuffled order is cut into pools, each pool is sorted by length and cut into groups, and the
-    groups of a pool are shuffled. So batches differ from epoch to epoch.
+    The shuffled order is divided into pools; each pool is sorted by length and divided into groups,
+    and the groups of a pool are shuffled. So batches differ between epochs.
 
     Args:
         lengths: [num_samples].
-        group: samples of one group: those of a micro-batch.
-        pool: groups of one pool.
+        group: size of a group, such as that of a micro-batch.
+        pool: number of groups of a pool.
 
     Raises:
         RequestError: a group or pool is empty.
@@ -164,7 +164,7 @@ class ByLength(SampleOrder):
 
 
 def by_length(source: Any, *, group: int, lengths: str = OF_SAMPLES, pool: int = 64) -> ByLength:
-    """Samples of like length together.
+    """Samples of similar length together.
 
     Args:
         source: the training set.
@@ -183,10 +183,10 @@ def by_length(source: Any, *, group: int, lengths: str = OF_SAMPLES, pool: int =
 
 @dataclass(frozen=True, eq=False)
 class Curriculum(SampleOrder):
-    """The easiest samples first; from epoch to epoch more of them, until all are there.
+    """The easiest samples first; each epoch uses more of them, until all are used.
 
-    An epoch has as many positions as the dataset has samples; while there are few, each comes
-    several times. Epoch e (from 0) uses the easiest `start + (1 - start) e / epochs` of them.
+    An epoch has as many positions as the dataset has samples; as long as fewer are used, each
+    comes several times. Epoch e (from 0) uses the easiest `start + (1 - start) e / epochs` of them.
 
     Args:
         easiest_first: int64 [num_samples], indices.
@@ -248,10 +248,10 @@ def curriculum(source: Any, *, difficulty: str, start: float = 0.25, epochs: int
 
 
 class TorchOrder(SampleOrder):
-    """A sampler of torch's: its order of each epoch, made at once from a seed of its own.
+    """A torch sampler: its order of each epoch, computed at once from a separate seed.
 
-    It is iterated once an epoch, with every generator seeded by (seed, epoch), and kept: O(n)
-    memory. `set_epoch` is called first where it has one.
+    It is iterated once per epoch, with every generator seeded by (seed, epoch), and stored: O(n)
+    memory. `set_epoch` is called first if it exists.
 
     Args:
         sampler: gives indices, and knows its length.
@@ -318,7 +318,7 @@ class TorchOrder(SampleOrder):
 
 
 def as_order(given: Any, source: Any) -> SampleOrder:
-    """The order that somebody hands in.
+    """The order that a user passes.
 
     Args:
         given: a `SampleOrder`, a torch `Sampler`, or a class or function from the source to one.

@@ -1,6 +1,6 @@
-"""A second look at a few samples, before a run promises to see the same ones again.
+"""Reads a few samples twice, before a run guarantees to see the same ones again.
 
-It reads each of them twice under one seed. It judges nothing of what they hold.
+Each is read twice under the same seed. Judges nothing of their content.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The routers of a model in training: the terms of their losses, the loads of experts, the biases.
+"""Routers of a model in training: the terms of their losses, expert loads, biases.
 
-Their terms are sums over tokens, like those of a task. Nothing here knows what else is lost, or how
-the experts are spread.
+The terms are sums over tokens, like those of a task. Knows nothing of other losses, or of how
+experts are distributed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SumOverRanks = Callable[[Tensor], Tensor]
 
 
 class ModelRouterLoads:
-    """How often each expert was chosen in a window, and the biases that follow.
+    """How often each expert was chosen in a window, and the bias updates from it.
 
     Args:
         layers: of the model, in its order.
@@ -55,7 +55,7 @@ class ModelRouterLoads:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Inside, what is routed counts for the window; what was counted before is forgotten."""
+        """Context manager that counts routing for the window; earlier counts are dropped."""
         self._own = self._of_all = None
         self._is_open = True
         try:
@@ -77,7 +77,7 @@ class ModelRouterLoads:
 
     @torch.no_grad()
     def update(self, finite: Callable[[], Tensor]) -> None:
-        """Moves the biases of the layers that balance by them, where `finite()` is true."""
+        """Moves the biases of layers with `balance: bias`, if `finite()` is true."""
         if not self._moves or self._own is None:
             return
         applied = finite()
@@ -101,7 +101,7 @@ class ModelRouterLoads:
         }
 
     def _window(self) -> Tensor:
-        """Counts of all layers over all ranks; added up once a window."""
+        """Counts of all layers over all ranks; summed once per window."""
         if self._of_all is None:
             assert self._own is not None
             self._of_all = self._sum_over_ranks(self._own.clone())
@@ -126,10 +126,10 @@ class ModelRouters:
         self.terms = (BALANCE,) * balances + (ROUTER_Z,) * has_z
         """Names of what `loss_sums` gives."""
         self.depends_on_split: Mapping[str, str] = {BALANCE: OF_TOGETHER} if balances else {}
-        """Terms that are another loss under another split, and why."""
+        """Terms that depend on the split, and why."""
 
     def listening(self) -> AbstractContextManager[list[Routing]]:
-        """Inside, one forward leaves its routings; the list is filled on the way out."""
+        """Context manager that collects the routing of one forward; the list is filled on exit."""
         return heard(self._layers)
 
     def loss_sums(self, routings: Sequence[Routing]) -> dict[str, Tensor]:
@@ -137,7 +137,7 @@ class ModelRouters:
         counts = torch.cat([routing.counts for routing in routings])
         dropped = torch.stack([routing.num_dropped for routing in routings]).sum()
         if not self._layers[0].takes_statistics:
-            # The filler of a rank that has run out of data: it meets the others and counts not.
+            # The filler of a rank without data: it takes part in the exchange and is not counted.
             counts, dropped = torch.zeros_like(counts), torch.zeros_like(dropped)
         self.loads.add(counts, dropped)
         pairs = list(zip(self._layers, routings, strict=True))
@@ -154,7 +154,7 @@ class ModelRouters:
         return sums
 
     def metric_sums(self, routings: Sequence[Routing]) -> dict[str, tuple[Tensor, Tensor]]:
-        """With a capacity, the share of choices that were dropped; else nothing."""
+        """With a capacity, the share of dropped choices; else nothing."""
         if not self._drops:
             return {}
         dropped = torch.stack([routing.num_dropped for routing in routings]).sum()
@@ -171,6 +171,6 @@ def _added(terms: Iterator[Tensor]) -> Tensor:
 
 
 def routers_of(model: nn.Module, sum_over_ranks: SumOverRanks) -> ModelRouters | None:
-    """The routers of a model, or None where it has none."""
+    """The routers of a model, or None if it has none."""
     layers = list(routed_layers(model).values())
     return ModelRouters(layers, sum_over_ranks) if layers else None

@@ -1,7 +1,7 @@
-"""Makes an optimizer, ours or somebody else's, over the groups of the ledger, and looks at it.
+"""Creates an optimizer, ours or a user's, over the groups of the ledger, and checks it.
 
-The ledger decides which parameter is in which group, with which weight decay. An optimizer may make
-other groups of them, of its own rule, but must step each parameter once and no other.
+The ledger decides which parameter is in which group, with which weight decay. An optimizer may
+form other groups of them, but must step each parameter once and no others.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def make_over_groups(
         found: a class or function of parameter groups.
         groups: each holds `params`, `lr`, `weight_decay`, `lr_multiplier`, `name` and
             `parameter_names`.
-        lr: the peak rate; passed by name too, where the signature has it.
+        lr: the peak rate; passed by name, too, if the signature has it.
         arguments: passed by name.
         name: of `found`, for messages.
 
     Raises:
-        RequestError: it takes other arguments, or gives no optimizer that can be used.
+        RequestError: it takes other arguments, or returns no usable optimizer.
         ModelError: the optimizer steps other parameters than those of the groups.
     """
     for group in groups:
@@ -83,7 +83,7 @@ def _refuse_unusable(made: Any, name: str) -> None:
 
 
 def _name_parameters(made: torch.optim.Optimizer, names: Mapping[int, str], name: str) -> None:
-    """Gives groups that the optimizer made itself the names that a checkpoint needs."""
+    """Adds the names that a checkpoint needs to groups that the optimizer formed itself."""
     stepped = [id(p) for group in made.param_groups for p in group["params"]]
     if sorted(stepped) != sorted(names):
         missing = [names[key] for key in names if key not in stepped]

@@ -1,7 +1,7 @@
-"""Compiles a model in place: whole, or block by block; and runs what only probes uncompiled.
+"""Compiles a model in place, completely or block by block; runs probes uncompiled.
 
-Blocks that are built alike share one compiled graph, so that a model of any depth compiles in the
-time of one block.
+Equal blocks share one compiled graph, so that a model of any depth compiles in the time of one
+block.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def compile_model(model: nn.Module, extent: Extent) -> None:
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The layers of a model that may be compiled one by one, such as those of a transformer.
+    """The layers of a model that may be compiled separately, such as those of a transformer.
 
     These are the modules of `model.blocks` where that is an `nn.ModuleList`. Otherwise they are
     those of the list with the most parameters among the lists whose modules are of one class, with
@@ -70,10 +70,10 @@ def _num_parameters(blocks: list[nn.Module]) -> int:
 
 @contextmanager
 def uncompiled(extent: Extent) -> Iterator[None]:
-    """Inside, compiled modules run as they were written.
+    """Context manager in which compiled modules run uncompiled.
 
-    A probe has other sizes than the training: compiled, it would take a compilation of its own,
-    and would have the training's compiled once more with sizes left open.
+    A probe has other sizes than the training: it would be compiled separately, and would cause a
+    recompilation of the training with dynamic sizes.
     """
     if extent == "off":
         yield  # Nothing is compiled, and to ask the compiler would load it.

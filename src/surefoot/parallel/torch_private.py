@@ -1,7 +1,7 @@
-"""What this folder needs of torch's process groups and torch keeps private: read here alone.
+"""Access to private parts of torch's process groups, in this module only.
 
-Each function says what it returns where this torch does not have it any more, or has it in another
-form; only the store cannot be done without. It starts and ends nothing.
+Each function states what it returns if this version of torch lacks the private name or has it in
+another form; only the store is indispensable. Starts and ends nothing.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch.distributed as dist
 from surefoot.core.errors import RankError
 
 _GONE = (AttributeError, TypeError, RuntimeError)
-"""What a private name raises that is gone, takes other arguments, or serves another backend."""
+"""Raised by a private name that is missing, takes other arguments, or is of another backend."""
 
 
 def process_groups() -> list[Any]:
-    """The process groups that this process is in; none where torch does not list them."""
+    """The process groups of this process; none if torch does not list them."""
     try:
         return list(dist.distributed_c10d._world.pg_map)
     except _GONE:
@@ -27,7 +27,7 @@ def process_groups() -> list[Any]:
 
 
 def num_collectives(group: Any) -> int | None:
-    """Collectives that were begun in a group; None where it does not count them."""
+    """Number of collectives started in a group; None if it is not counted."""
     try:
         return int(group._get_sequence_number_for_group())
     except _GONE:
@@ -35,7 +35,7 @@ def num_collectives(group: Any) -> int | None:
 
 
 def limit_collectives(group: Any, limit: timedelta) -> bool:
-    """Sets how long a collective may wait; whether that could be set for this group."""
+    """Sets the timeout of a group's collectives; returns whether that was possible."""
     try:
         dist.distributed_c10d._set_pg_timeout(limit, group)
     except _GONE:

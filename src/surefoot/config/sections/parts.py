@@ -1,6 +1,6 @@
-"""Parts that anybody can bring: named by a target, or by the name under which they are registered.
+"""Sections of parts that a user or another package can provide, by target or registered name.
 
-A section only names; `surefoot.core.doors` finds what it names, and imports it when it is built.
+A section only names a part; `surefoot.core.doors` finds and imports it when the run is built.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class PartSection(Section, ABC):
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out what says nothing: no target, and no arguments of a part by name."""
+        """Leaves out defaults: no target, and no arguments of a registered part."""
         written: dict[str, Any] = handler(self)
         if self.target == NO_TARGET:
             written.pop("target", None)
@@ -124,12 +124,12 @@ class MetricSection(PartSection):
 
 
 class ObserverSection(PartSection):
-    """Somebody who reads each report."""
+    """An observer, called with each report."""
 
     door = Door.OBSERVERS
 
 
 class SinkSection(PartSection):
-    """Another place that the numbers of a run go to."""
+    """Another destination for the numbers of a run."""
 
     door = Door.SINKS
