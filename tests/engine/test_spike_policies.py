@@ -194,7 +194,7 @@ def test_without_an_old_enough_checkpoint_the_run_fails_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("surefoot.run.resume_point.newest_whole", _none_left)
-    with pytest.raises(CheckpointError, match="no whole checkpoint"):
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
         train(tmp_path, **ROLL_BACK)
 
 
