@@ -15,7 +15,7 @@ from string import ascii_uppercase
 from surefoot.core.stopping import usual_direction
 from surefoot.judge.contract import verdict_on
 from surefoot.judge.differences import DifferingFact, differing_facts
-from surefoot.judge.repeats import is_repeat
+from surefoot.judge.repeats import is_repeat, same_identity
 from surefoot.judge.statistics import MeanDifference, Spread, spread_of, welch
 from surefoot.judge.verdict import ContractVerdict
 from surefoot.observe.readers.run_data import RunData
@@ -114,7 +114,11 @@ def _experiments(runs: Sequence[RunData], labels: Sequence[str]) -> tuple[Experi
         for group in groups:
             first = runs[group[0]]
             same_data = _fingerprints(first) == _fingerprints(run)
-            if same_data and is_repeat(first.config, run.config):
+            if (
+                same_data
+                and same_identity(first.extra, run.extra)
+                and is_repeat(first.config, run.config)
+            ):
                 group.append(index)
                 break
         else:

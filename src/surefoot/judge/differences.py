@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefoot.config.load import ABSENT
+from surefoot.judge.repeats import identity_facts
 from surefoot.observe.readers.run_data import RunData
 
 
@@ -15,7 +16,7 @@ class DifferingFact:
     """One fact that differs between runs."""
 
     area: str
-    """`config`, `code`, `data` or `environment`."""
+    """`model`, `config`, `code`, `data` or `environment`."""
     name: str
     values: tuple[str, ...]
     """One per run, in order."""
@@ -25,6 +26,7 @@ def differing_facts(runs: Sequence[RunData]) -> tuple[DifferingFact, ...]:
     """All recorded facts that differ between runs."""
     found = []
     for area, facts_of in (
+        ("model", lambda run: identity_facts(run.extra)),
         ("config", lambda run: dict(flat(run.config))),
         ("code", _code),
         ("data", _data),

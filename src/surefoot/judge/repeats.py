@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from surefoot.config.load import differences
@@ -10,7 +12,7 @@ from surefoot.config.yaml_text import read_yaml
 from surefoot.core.errors import SurefootError
 from surefoot.observe.readers.run_data import RunData
 from surefoot.observe.readers.runs import RunStatus, summarise_run
-from surefoot.observe.run_folder import CONFIG_NAME
+from surefoot.observe.run_folder import CONFIG_NAME, RECORD_NAME
 
 FREE = ("seed", "name", "log.", "loader.", "checkpoint.", "contract.", "guard.deadline")
 """Keys in which repeats may differ: they do not define another experiment."""
@@ -19,6 +21,31 @@ FREE = ("seed", "name", "log.", "loader.", "checkpoint.", "contract.", "guard.de
 def is_repeat(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     """Whether two configurations are the same experiment."""
     return all(change.path.startswith(FREE) for change in differences(first, second))
+
+
+def identity_facts(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run has recorded of its model, task and own code, flat; empty for an older record.
+
+    The initial weights are left out: another seed draws others.
+    """
+    identity = extra.get("identity")
+    if not isinstance(identity, Mapping):
+        return {}
+    found = {"begins from": identity["begins_from"]} if "begins_from" in identity else {}
+    for part in ("model", "task"):
+        inner = identity.get(part)
+        if isinstance(inner, Mapping):
+            found |= {f"{part}.{name}": value for name, value in inner.items()}
+    return found
+
+
+def same_identity(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Whether two runs have one model, task and own code, by `extra` of their records.
+
+    A record of an older version does not say it; then configuration and data decide.
+    """
+    one, other = identity_facts(first), identity_facts(second)
+    return not one or not other or one == other
 
 
 def repeats_beside(run: RunData) -> set[int]:
@@ -30,8 +57,19 @@ def repeats_beside(run: RunData) -> set[int]:
             continue
         try:
             other = read_yaml(config.read_text("utf-8"), config.name)[0]
-            if is_repeat(run.config, other) and summarise_run(folder).status is RunStatus.FINISHED:
+            if not (is_repeat(run.config, other) and same_identity(run.extra, _extra(folder))):
+                continue
+            if summarise_run(folder).status is RunStatus.FINISHED:
                 seeds.add(int(other["seed"]))
         except (SurefootError, OSError, ValueError, KeyError, TypeError):
             continue
     return seeds
+
+
+def _extra(folder: Path) -> Mapping[str, Any]:
+    """The further facts of a run's record; empty where it has none."""
+    record = folder / RECORD_NAME
+    if not record.is_file():
+        return {}
+    found = json.loads(record.read_text("utf-8")).get("extra")
+    return found if isinstance(found, Mapping) else {}

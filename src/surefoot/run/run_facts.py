@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -49,6 +50,8 @@ class RunDescription:
     end: tuple[float, Unit]
     """Where it ends, in updates where that is known before."""
     counts_tokens: bool
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    """What tells its experiment apart beside settings and data."""
 
     def needed_bytes(self, *, resuming: bool = False) -> int:
         """What the checkpoints take at most, one more than are kept while one is written.
@@ -71,7 +74,11 @@ def fingerprints_of(prepared: Prepared, assembly: Assembly) -> dict[str, str]:
 
 
 def describe(
-    name: str, resolved: Resolved[Any], prepared: Prepared, assembly: Assembly
+    name: str,
+    resolved: Resolved[Any],
+    prepared: Prepared,
+    assembly: Assembly,
+    identity: Mapping[str, Any] = MappingProxyType({}),
 ) -> RunDescription:
     """Reads the description of a run off its parts."""
     trainable, settings = assembly.trainable, assembly.settings
@@ -107,6 +114,7 @@ def describe(
         "horizon_updates": "undecided" if isinstance(horizon, Undecided) else horizon,
         "deciding_metric": deciding_fields(deciding_metric(settings, assembly.material.task)),
         "exactness": exactness(assembly),
+        "identity": dict(identity),
         "decay_disagreements": [row.name for row in trainable.optimizing.ledger.disagreements],
     }
     if own := own_parts(assembly):
@@ -122,6 +130,7 @@ def describe(
         if isinstance(horizon, int)
         else (float(given.value), given.kind),
         counts_tokens=trainable.counts_tokens,
+        identity=identity,
     )
 
 

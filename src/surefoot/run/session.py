@@ -36,6 +36,7 @@ from surefoot.run.contract import check_contract, promise
 from surefoot.run.data_sheet import write_data_sheet
 from surefoot.run.folder_roles import Folder, take_folder
 from surefoot.run.folder_run import FolderRun, RunResult, WatchBatches, unwatched
+from surefoot.run.identity import begins_trained, identity_of, remember_trained
 from surefoot.run.rank_agreement import refuse_different_runs
 from surefoot.run.run_facts import RunDescription, describe, make_record
 from surefoot.run.settings_observers import make_named_observers, make_observers
@@ -140,6 +141,8 @@ def build(
     settings = asked.resolved.settings
     prepared = asked.prepare(resumed is not None)
     check_trainable(prepared.material, settings)
+    # Before the model is laid out: shards and wrappers have other classes.
+    identity = identity_of(prepared.material, resuming=resumed is not None)
     if resumed is None:
         assembly = assemble(prepared.material, settings, process)
     else:
@@ -148,7 +151,7 @@ def build(
     refuse_different_runs(asked.resolved, prepared, assembly)
     check_keepable(assembly)
     asked.onlookers.on_assembled(assembly)
-    described = describe(asked.name, asked.resolved, prepared, assembly)
+    described = describe(asked.name, asked.resolved, prepared, assembly, identity)
     return BuiltRun(prepared, assembly, described)
 
 
@@ -197,6 +200,10 @@ def train(
             record = partial(make_record, described, run.memory_table(), resumed)
             folder.on_owner(lambda own: write_down(own, asked.resolved, prepared, record))
             start.announce(run)
+            if text := begins_trained(described.identity):
+                run.journal.note(text)
+            progress, model = run.state.progress, assembly.material.model
+            held.callback(lambda: remember_trained(model, folder.path.name, progress.step))
         return run.train(watched)
 
 
