@@ -91,7 +91,7 @@ def run(done: Path, tmp_path: Path) -> Path:
 
 def test_a_run_whose_configuration_is_lost_is_not_said_to_be_empty(run: Path) -> None:
     (run / "config.yaml").unlink()
-    with pytest.raises(RunFolderError, match="2 checkpoints of it are there") as caught:
+    with pytest.raises(RunFolderError, match="2 checkpoints of it remain") as caught:
         fit(run.parent, resume=run)
     assert "deleted" not in str(caught.value) and "export" in caught.value.remedy
     # What the remedy names is so.
@@ -100,7 +100,7 @@ def test_a_run_whose_configuration_is_lost_is_not_said_to_be_empty(run: Path) ->
     )
     start_from(nn.Linear(3, 1), run)
     shutil.rmtree(run / "checkpoints")
-    with pytest.raises(RunFolderError, match="rows of its metrics are there"):
+    with pytest.raises(RunFolderError, match="rows of its metrics remain"):
         find_begun_run(run)
 
 

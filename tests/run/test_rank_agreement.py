@@ -45,3 +45,5 @@ def test_own_code_that_a_recipe_names_is_part_of_the_code() -> None:
     assert plain == digest_of_code({"model": {"kind": "mlp"}})
     named = {"model": {"target": f"{__name__}:Beside"}}
     assert digest_of_code(named) != plain
+    in_a_list = {"observers": [{"kind": "custom", "target": named["model"]["target"]}]}
+    assert digest_of_code(in_a_list) == digest_of_code(named)

@@ -85,12 +85,23 @@ def digest_of_code(config: Mapping[str, Any]) -> str:
 
 
 def _named_modules(config: Mapping[str, Any]) -> Iterator[Path]:
-    for path, value in _flat(config):
-        if path.rpartition(".")[2] in ("target", "loss", "weight") and isinstance(value, str):
-            module, colon, _ = value.partition(":")
-            spec = importlib.util.find_spec(module) if colon else None
-            if spec is not None and spec.origin is not None and spec.origin.endswith(".py"):
-                yield Path(spec.origin)
+    for target in _targets(config):
+        module, colon, _ = target.partition(":")
+        spec = importlib.util.find_spec(module) if colon else None
+        if spec is not None and spec.origin is not None and spec.origin.endswith(".py"):
+            yield Path(spec.origin)
+
+
+def _targets(value: Any, key: str = "") -> Iterator[str]:
+    """The names of the user's own code in a configuration, also inside lists."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _targets(item, name)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _targets(item, key)
+    elif key in ("target", "loss", "weight") and isinstance(value, str):
+        yield value
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

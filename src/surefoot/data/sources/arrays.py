@@ -51,6 +51,9 @@ class ArraySource:
         if not lengths or lengths == {0}:
             raise MissingDataError(f"{name} has no samples", rule="at least one sample")
 
+    def __repr__(self) -> str:
+        return f"ArraySource({self.name!r}, {len(self):,} samples)"
+
     def __len__(self) -> int:
         return len(self._tensors[0])
 
