@@ -94,7 +94,6 @@ SAFE_FIELDS = (
     "name",
     "log.",
     "observers",
-    "observers",
     "loader.",
     "checkpoint.",
     "guard.",
@@ -110,8 +109,6 @@ the global batch stays is checked apart."""
 
 ACCEPT_FIELDS = (
     "seed",
-    "sampler.",
-    "metrics.",
     "device",
     "deterministic",
     "data.",
@@ -126,7 +123,6 @@ ACCEPT_FIELDS = (
     "ema.",
     "early_stopping.",
     "contract.",
-    "parallel.",
 )
 """Each changes a number that the run would have had."""
 
