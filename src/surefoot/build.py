@@ -36,7 +36,7 @@ from surefoot.optim.ledger import ParameterLedger
 from surefoot.parallel.pipeline_schedule import PipelineOrder
 from surefoot.run.dry_run import try_once
 from surefoot.run.folder_run import RunResult
-from surefoot.run.session import Onlookers, RunRequest, start_run
+from surefoot.run.session import RunHooks, RunRequest, start_run
 from surefoot.run.start import ResumeRequest
 from surefoot.run.text_samples import finish_with_samples
 from surefoot.state.checkpoint import newest_whole, read_checkpoint
@@ -95,7 +95,7 @@ def run_recipe(
             run_root, recipe.name, needed_bytes=needed_bytes
         ),
         resume=None if run is None else ResumeRequest(run, _read_recipe, tuple(accept_changes)),
-        onlookers=Onlookers(
+        hooks=RunHooks(
             say=say,
             on_assembled=lambda assembly: _show_mesh(assembly, console),
             on_finished=finish,

@@ -26,7 +26,7 @@ from surefoot.data.sources.datasets import as_source
 from surefoot.observe.observers import as_observer
 from surefoot.observe.run_folder import CONFIG_NAME, MAX_NAME_LENGTH, RunFolder, read_config
 from surefoot.run.folder_run import RunResult
-from surefoot.run.session import Onlookers, RunRequest, start_run
+from surefoot.run.session import RunHooks, RunRequest, start_run
 from surefoot.run.start import ResumeRequest
 from surefoot.tasks.given import as_task, checked_model, with_metrics
 from surefoot.tasks.task import LossSum, Task
@@ -136,7 +136,7 @@ class Trainer:
                     self._runs, self.name, needed_bytes=needed_bytes
                 ),
                 resume=None if run is None else ResumeRequest(run, _read_settings, tuple(accept)),
-                onlookers=Onlookers(self._observers, say=self._say),
+                hooks=RunHooks(self._observers, say=self._say),
             )
         )
 

@@ -25,7 +25,7 @@ from surefoot.observe.metrics_log import read_rows
 from surefoot.observe.metrics_schema import deterministic
 from surefoot.observe.run_folder import RunFolder
 from surefoot.run.folder_run import WatchBatches
-from surefoot.run.session import Onlookers, RunRequest, start_run
+from surefoot.run.session import RunHooks, RunRequest, start_run
 from surefoot.run.start import ResumeRequest
 from surefoot.state.checkpoint import list_checkpoints
 from surefoot.state.run_state import RunState
@@ -264,7 +264,7 @@ def attempt(
         prepare,
         make_folder=lambda needed_bytes: RunFolder.create_at(folder),
         resume=ResumeRequest(folder, lambda run: resolved) if folder.exists() else None,
-        onlookers=Onlookers(on_assembled=spoil, watch_batches=watching(seen, kill)),
+        hooks=RunHooks(on_assembled=spoil, watch_batches=watching(seen, kill)),
     )
     try:
         start_run(asked)

@@ -17,7 +17,7 @@ from surefoot.core.errors import CheckpointError, ModelError, RequestError
 from surefoot.observe.events import read_events
 from surefoot.observe.run_folder import RunFolder
 from surefoot.run.dry_run import try_once
-from surefoot.run.session import Onlookers, RunRequest, start_run
+from surefoot.run.session import RunHooks, RunRequest, start_run
 from surefoot.run.start import ResumeRequest
 
 EVENTS = ["build", "folder", "finished", "end"]
@@ -29,8 +29,8 @@ class Told:
     def __init__(self) -> None:
         self.order: list[str] = []
 
-    def onlookers(self, folder: Path) -> Onlookers:
-        return Onlookers(
+    def hooks(self, folder: Path) -> RunHooks:
+        return RunHooks(
             on_assembled=lambda assembly: self.order.append("build"),
             on_finished=lambda result, prepared: self.order.append("finished"),
             on_end=lambda path: self.order.append("end" if path == folder else "elsewhere"),
@@ -58,7 +58,7 @@ def request(
         prepare,
         make_folder,
         resume=ResumeRequest(folder, lambda run: resolved) if resume else None,
-        onlookers=told.onlookers(folder),
+        hooks=told.hooks(folder),
     )
 
 
@@ -104,8 +104,8 @@ def test_a_resume_chooses_its_checkpoint_before_it_builds(tmp_path: Path) -> Non
     told.order.clear()
     seen: list[int | None] = []
     asked = request(tmp_path / "run", told, resume=True, train={"horizon": "9 steps"})
-    look_on = replace(asked.onlookers, on_assembled=lambda a: seen.append(a.begun_for))
-    result = start_run(replace(asked, onlookers=look_on))
+    hooks = replace(asked.hooks, on_assembled=lambda a: seen.append(a.begun_for))
+    result = start_run(replace(asked, hooks=hooks))
     assert result.step == 9 and seen == [6], "the parts know what the run began for"
     assert told.order == ["finished", "end"]
 
@@ -149,7 +149,7 @@ def test_somebody_may_look_at_the_run_between_its_batches(tmp_path: Path) -> Non
             steps.append(settled_state().progress.step)
 
     asked = request(tmp_path / "run", told)
-    start_run(replace(asked, onlookers=replace(asked.onlookers, watch_batches=watch)))
+    start_run(replace(asked, hooks=replace(asked.hooks, watch_batches=watch)))
     assert steps[:5] == [1, 2, 3, 4, 5]
 
 
@@ -161,7 +161,7 @@ def test_parts_of_the_run_are_given_back_when_it_fails(tmp_path: Path) -> None:
 
     asked = request(tmp_path / "run", told)
     with pytest.raises(Exception, match="not finite"):
-        start_run(replace(asked, onlookers=replace(asked.onlookers, on_assembled=spoil)))
+        start_run(replace(asked, hooks=replace(asked.hooks, on_assembled=spoil)))
     events = list(read_events(tmp_path / "run" / "events.jsonl"))
     assert events[-1].kind == "failure" and told.order == ["folder", "end"]
     RunFolder.open(tmp_path / "run").close()

@@ -1,6 +1,6 @@
-"""Looks into an update that went wrong: which module it was, and its batches for a replay.
+"""Investigates an update that went wrong: names the module, keeps the batches for a replay.
 
-It changes no number of the run, and leaves its finds beside the run's other artifacts.
+It changes no number of the run; what it keeps lies in the run's artifacts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from surefoot.run.folder_roles import Folder
 
 @dataclass(frozen=True)
 class BadWindows:
-    """Runs a window that was not finite again, and keeps every bad one for a replay."""
+    """Runs a non-finite window again, and keeps the batches of every bad window."""
 
     first_bad: FirstBad
     guard: Guard
@@ -27,7 +27,7 @@ class BadWindows:
     def __call__(
         self, event: Event, window: Window, denominators: Mapping[str, float]
     ) -> dict[str, object]:
-        """What the event's data gets besides. Every rank calls it alike."""
+        """Further entries of the event's data. Every rank must call it."""
         found: dict[str, object] = {}
         if event.kind != EventKind.SPIKE:
             first_bad = self.first_bad.find(window, denominators)

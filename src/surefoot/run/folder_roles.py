@@ -1,7 +1,7 @@
-"""The run folder as each rank has it: rank 0 owns it and writes, the others are its guests.
+"""The run folder as each rank sees it: rank 0 owns it and writes; the other ranks are guests.
 
-Both offer the same methods, so that nobody asks which one it has. A guest keeps no log and no
-record; it only puts its parts into checkpoints.
+Both implement one protocol, so callers never ask which one they have. A guest writes no log and no
+record; it only writes its parts of checkpoints.
 """
 
 from __future__ import annotations

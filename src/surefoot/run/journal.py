@@ -1,4 +1,4 @@
-"""Everybody who hears of a run: its logs, its latest metrics, and whoever else looks on."""
+"""Sends the reports and events of a run to its logs and to every other observer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from surefoot.state.run_state import Progress
 
 
 class Journal:
-    """Tells of a run, and keeps its logs.
+    """The logs of a run, its latest metrics and its observers, as one.
 
     Args:
         folder: of the run.

@@ -44,8 +44,8 @@ from surefoot.run.start import NEW, ResumedStart, ResumeRequest, Start, read_res
 
 
 @dataclass(frozen=True)
-class Onlookers:
-    """Who looks on at a run from outside, and hears what. None of them changes a number."""
+class RunHooks:
+    """Callbacks of a run. None of them changes a number."""
 
     observers: tuple[Observer, ...] = ()
     say: Callable[[str], None] = lambda text: None
@@ -74,7 +74,7 @@ class RunRequest:
     """Makes the folder of a new run, which will need so many bytes at most."""
     resume: ResumeRequest | None = None
     """None for a new run."""
-    onlookers: Onlookers = field(default_factory=Onlookers)
+    hooks: RunHooks = field(default_factory=RunHooks)
 
 
 def start_run(asked: RunRequest) -> RunResult:
@@ -83,7 +83,7 @@ def start_run(asked: RunRequest) -> RunResult:
     Raises:
         SurefootError: the run cannot start, or failed; its folder says how.
     """
-    settings, look_on = asked.resolved.settings, asked.onlookers
+    settings, hooks = asked.resolved.settings, asked.hooks
     resumption = None if asked.resume is None else read_resumption(asked.resume, asked.resolved)
     process = prepare_process(settings)
     asked = with_named_observers(asked, process)
@@ -93,20 +93,20 @@ def start_run(asked: RunRequest) -> RunResult:
             built = build(asked, process)
             folder = make_folder(asked, built)
         else:
-            start = resumed = reopen(resumption, process, settings, look_on.say)
+            start = resumed = reopen(resumption, process, settings, hooks.say)
             folder = resumed.folder
             held.enter_context(closing(folder))
             built = build(asked, process, resumed)
             resumed.check(built.described, built.assembly)
-        held.callback(_tell_end, folder, look_on.on_end)
+        held.callback(_tell_end, folder, hooks.on_end)
         result = train(asked, built.prepared, built.described, built.assembly, folder, start)
         if result.status == "finished" and built.assembly.place.has_whole_model:
-            folder.on_owner(lambda own: look_on.on_finished(result, built.prepared))
+            folder.on_owner(lambda own: hooks.on_finished(result, built.prepared))
     return result
 
 
 def with_named_observers(asked: RunRequest, process: Process) -> RunRequest:
-    """The request with the observers that the settings name; they look on from one rank.
+    """The request with the observers that the settings name; they are called on rank 0.
 
     Raises:
         RequestError: one cannot be made, or is no observer.
@@ -114,9 +114,9 @@ def with_named_observers(asked: RunRequest, process: Process) -> RunRequest:
     named = make_named_observers(asked.resolved.settings)
     if not named or process.place.ranks.rank > 0:
         return asked
-    look_on = asked.onlookers
-    observers = (*look_on.observers, *named)
-    return replace(asked, onlookers=replace(look_on, observers=observers))
+    hooks = asked.hooks
+    observers = (*hooks.observers, *named)
+    return replace(asked, hooks=replace(hooks, observers=observers))
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def build(
         assembly = assemble(prepared.material, settings, process, *began)
     refuse_different_runs(asked.resolved, prepared, assembly)
     check_keepable(assembly)
-    asked.onlookers.on_assembled(assembly)
+    asked.hooks.on_assembled(assembly)
     described = describe(asked.name, asked.resolved, prepared, assembly, identity)
     return BuiltRun(prepared, assembly, described)
 
@@ -176,18 +176,18 @@ def train(
     Raises:
         SurefootError: the run cannot go on, or failed; the folder says how.
     """
-    look_on = asked.onlookers
+    hooks = asked.hooks
     with StopOnSignal(assembly.agreement) as stop, ExitStack() as held:
         held.enter_context(closing(folder))
         with naming_folder(folder.path):
-            observers = [*open_observers(described, folder, assembly.place), *look_on.observers]
+            observers = [*open_observers(described, folder, assembly.place), *hooks.observers]
             run = FolderRun(
                 assembly,
                 folder,
                 described.about,
                 stop,
                 observers,
-                look_on.watch_batches,
+                hooks.watch_batches,
                 start.from_ephemeral,
             )
             held.enter_context(closing(run))
@@ -208,7 +208,7 @@ def train(
 
 
 def open_observers(described: RunDescription, folder: Folder, place: Place) -> list[Observer]:
-    """Whoever looks on because the settings say so, on the one rank that owns the folder."""
+    """The observers that the settings ask for, on the rank that owns the folder."""
     if described.about["device"] == "cuda" and place.ranks.size > 1:
         set_where_free(flight_recorder_files(folder.artifacts_path))
     # From here on all ranks hear a signal; nothing is written before.

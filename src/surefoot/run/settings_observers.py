@@ -1,4 +1,4 @@
-"""Who looks on at a run because its settings say so: the console and the sinks."""
+"""The observers that the settings ask for: the console and the sinks."""
 
 from __future__ import annotations
 

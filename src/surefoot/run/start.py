@@ -1,7 +1,7 @@
-"""Where a run begins: from nothing, or from a checkpoint of a run that is gone on with.
+"""Where a run begins: new, or resumed from a checkpoint of an earlier run.
 
-The run before is read and compared, and its checkpoint chosen, before anything is built. Nothing
-here changes what the run before has left, but for a checkpoint that was cut off while published.
+The earlier run is read and compared, and its checkpoint chosen, before anything is built. The only
+thing changed here is a checkpoint whose publication was interrupted: it is put back.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from surefoot.state.run_state import naming_state
 
 @dataclass(frozen=True)
 class ResumeRequest:
-    """Which run is gone on with, and what may differ."""
+    """Which run to resume, and what may differ."""
 
     run: Path
     """A run folder, for its newest whole checkpoint; or one of its checkpoints."""

@@ -1,4 +1,4 @@
-"""Where the time of one process of a run went, from the beginning of its training on."""
+"""How the time of one process of a run was spent, from the start of its training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_NAMED = 3
 
 
 class TimeAccount:
-    """Counts from its making on."""
+    """Measures from its construction on."""
 
     def __init__(self, assembly: Assembly, log: ReportLog) -> None:
         self._device_milliseconds = assembly.trainable.passing.device_milliseconds
@@ -22,7 +22,7 @@ class TimeAccount:
         self._began = self._read()
 
     def write(self, folder: Folder, journal: Journal) -> None:
-        """Says in an event and a file where the time went until now."""
+        """Writes the time spent until now, by phase, to an event and a file."""
         (began, first_step), (now, last_step) = self._began, self._read()
         seconds = now.since(began).as_json()
         stretch = {

@@ -27,7 +27,7 @@ from surefoot.data.sources.base import Source
 from surefoot.data.sources.datasets import SubsetSource
 from surefoot.observe.run_folder import RunFolder, config_of
 from surefoot.run.folder_run import WatchBatches
-from surefoot.run.session import Onlookers, RunRequest, start_run
+from surefoot.run.session import RunHooks, RunRequest, start_run
 from surefoot.run.start import ResumeRequest
 from surefoot.state.run_state import RunState
 from surefoot.verify.processes import write_error
@@ -168,7 +168,7 @@ def _train(asked: TracedRun) -> None:
             resume=ResumeRequest(folder, lambda run: load_recipe(config_of(run)))
             if asked.resume
             else None,
-            onlookers=Onlookers(watch_batches=traced(asked)),
+            hooks=RunHooks(watch_batches=traced(asked)),
         )
     )
 
