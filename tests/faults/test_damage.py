@@ -104,6 +104,6 @@ def test_a_stale_pointer_to_the_latest_is_not_believed(
 def test_a_checkpoint_in_the_folder_of_another_step_is_refused(whole: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(whole, tmp_path / "run")
     (folder / "step-00000002").rename(folder / "step-00000007")
-    with pytest.raises(CheckpointError, match="that of step 2"):
+    with pytest.raises(CheckpointError, match="the manifest is for step 2"):
         read_checkpoint(folder / "step-00000007")
     assert newest_whole(folder)[0].name == "step-00000001"
