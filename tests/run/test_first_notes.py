@@ -209,3 +209,16 @@ def test_code_that_exits_fails_the_run(given: Callable[[], dict[str, Any]], tmp_
     assert Path(__file__).name in caught.value.where
     (folder,) = tmp_path.iterdir()
     assert rows(folder, "events.jsonl")[-1]["kind"] == "failure"
+
+
+class LeavesAtStart(nn.Linear):
+    """Ends the process, so it thinks, while it is looked at before the run begins."""
+
+    def named_modules(self, *args: Any, **settings: Any) -> Any:
+        return leave()
+
+
+def test_code_that_exits_before_the_run_begins_is_an_error_too(tmp_path: Path) -> None:
+    trainer = Trainer(LeavesAtStart(4, 1), (X, Y), squares, settings=settings(), runs=tmp_path)
+    with pytest.raises(UserExitError, match=r"called sys.exit\(0\)"):
+        trainer.fit()

@@ -269,3 +269,14 @@ def test_scores_are_found(output):
 def test_missing_scores_are_named(output, message):
     with pytest.raises(ModelError, match=message):
         logits_of(output)
+
+
+class Masked(nn.Module):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return input_ids * attention_mask
+
+
+def test_a_mask_that_is_missing_names_padding():
+    with pytest.raises(ModelError, match="needs") as caught:
+        call_model(Masked(), {"input_ids": torch.zeros(2, 3)})
+    assert "PaddingCollate" in caught.value.remedy

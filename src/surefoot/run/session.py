@@ -24,6 +24,7 @@ from surefoot.assembly.material import Prepared
 from surefoot.assembly.process import Process, prepare_process
 from surefoot.assembly.run_parts import Assembly, assemble
 from surefoot.config.load import Resolved
+from surefoot.core.interruption import no_exit
 from surefoot.core.reports import Observer
 from surefoot.engine.interrupt import StopOnSignal
 from surefoot.observe.readers.run_data import read_contract
@@ -87,7 +88,7 @@ def start_run(asked: RunRequest) -> RunResult:
     resumption = None if asked.resume is None else read_resumption(asked.resume, asked.resolved)
     process = prepare_process(settings)
     asked = with_named_observers(asked, process)
-    with ExitStack() as held:
+    with no_exit(), ExitStack() as held:
         if resumption is None:
             start: Start = NEW
             built = build(asked, process)

@@ -266,11 +266,17 @@ def _named_arguments(
         return matched
     if not matched and len(offered) == 1 and len(signature.required) <= 1:
         return next(iter(offered))
+    remedy = "rename the entries, or use FunctionTask to call the model yourself"
+    if missing == ["attention_mask"]:
+        remedy = (
+            "padding to the longest sample gives the batch its mask: "
+            "surefoot.DatasetSource(dataset, collate=surefoot.PaddingCollate())"
+        )
     raise ModelError(
         f"{_name(model)}.forward needs {list(signature.required)}; the batch has {sorted(offered)}",
         where=f"{_name(model)}.forward accepts {list(signature.names)}",
         rule="entries of a batch reach forward by name; the target is kept for the task",
-        remedy="rename the entries, or use FunctionTask to call the model yourself",
+        remedy=remedy,
     )
 
 
