@@ -111,7 +111,8 @@ def test_a_recipe_names_each_part_and_resumes_exactly(by: str, tmp_path: Path) -
     assert second.step == whole.step == 12
     assert equal(whole, second)
     assert losses(second) == losses(whole)
-    # Each part was at work: the schedule's rate, the metric, the sink.
+    # Each part was at work: the order of the samples, the schedule's rate, the metric, the sink.
+    assert updates(whole)[0]["sample_ids"] == list(range(0, 20, 2))
     rates = [row["lr"]["decay"] for row in updates(whole)]
     assert rates == [0.05 * 0.5 ** (n // PERIOD) for n in range(12)]
     assert whole.metrics["validation/size"] > 0
