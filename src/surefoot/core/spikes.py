@@ -19,6 +19,8 @@ from surefoot.core.errors import RequestError
 
 DEVIATIONS_PER_MAD: Final = 1.4826
 """Standard deviations in a MAD of normally distributed values."""
+STRIDE: Final = 8
+"""Updates for which one bound holds."""
 SHORT_OF_ROUNDING: Final = 1.0 - 1e-6
 """A factor for bounds: the limit itself is rounded to float32."""
 LARGEST_RATIO: Final = 1e9
@@ -91,19 +93,32 @@ class SpikeWindow:
         self._newest: float | None = None
         """Of the update before: it counts from the next one on."""
         self._in_a_row = 0
+        # Between two updates caches are cold: values below a bound that holds for a while wait,
+        # and enter many at once.
+        self._waiting: list[float] = []
+        self._low = 0.0
 
     def judge(self, value: float) -> Spike | None:
         """Takes the value of the next update; returns it as a spike, or None."""
+        if 0.0 < value < self._low:
+            self._waiting.append(value)
+            if len(self._waiting) == STRIDE:
+                self._catch_up()
+                self._low = self._low_ahead()
+            return None
+        self._catch_up()
+        spike = None
         if not self._is_low(value):
             limit, median = self._limit()
             if limit <= value < math.inf:
-                return self._flagged(Spike(value, limit, median))
-        if math.isfinite(value):
+                spike = self._flagged(Spike(value, limit, median))
+        if spike is None and math.isfinite(value):
             self._in_a_row = 0
             self._enter(value)
-        else:
+        elif spike is None:
             self._enter(None)
-        return None
+        self._low = self._low_ahead()
+        return spike
 
     def limit(self, *, in_flight: bool) -> float:
         """The limit for the next update that is queued, a number that float32 holds.
@@ -112,6 +127,7 @@ class SpikeWindow:
             in_flight: whether the value of the update before it is still on its way; then all that
                 is known counts, else all but the newest: through update n-2 either way.
         """
+        self._catch_up()
         window = self
         if in_flight:
             window = SpikeWindow(self.rule)
@@ -121,6 +137,7 @@ class SpikeWindow:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain JSON values; never one that is not finite."""
+        self._catch_up()
         return {
             "values": list(self._values),
             "newest": self._newest,
@@ -129,6 +146,8 @@ class SpikeWindow:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Puts back what `state_dict` gave; of a longer window the latest values are kept."""
+        self._waiting.clear()
+        self._low = 0.0
         self._values = deque(map(float, state["values"][-self.rule.num_values :]))
         self._sorted = sorted(self._values)
         newest = state["newest"]
@@ -153,6 +172,33 @@ class SpikeWindow:
             if len(self._values) > self.rule.num_values:
                 del self._sorted[bisect_left(self._sorted, self._values.popleft())]
         self._newest = value
+
+    def _catch_up(self) -> None:
+        """Enters the values that wait; `_low` holds no longer."""
+        if self._waiting:
+            self._in_a_row = 0
+        for value in self._waiting:
+            self._enter(value)
+        self._waiting.clear()
+        self._low = 0.0
+
+    def _low_ahead(self) -> float:
+        """A bound below the limits of the next `STRIDE` updates, by the reasons of `_is_low`.
+
+        So many values replaced move what stands at a place of the sorted ones by at most as many
+        places. 0 for no bound: where the window is not full, or holds a value of zero or below.
+        """
+        values, rule = self._sorted, self.rule
+        middle, quarter = len(values) // 2, len(values) // 4
+        if len(values) < rule.num_values or quarter <= STRIDE or values[0] <= 0.0:
+            return 0.0
+        if self._newest is not None and self._newest <= 0.0:
+            return 0.0
+        median = values[middle - STRIDE]
+        above = values[quarter + middle - STRIDE] / values[middle + STRIDE]
+        ratio = min(median / values[quarter + STRIDE], above, LARGEST_RATIO)
+        power = rule.num_deviations * DEVIATIONS_PER_MAD
+        return SHORT_OF_ROUNDING * rule.least_ratio * median * math.pow(max(1.0, ratio), power)
 
     def _is_low(self, value: float) -> bool:
         """Whether a value is below the limit for certain; most are, and need no MAD.
