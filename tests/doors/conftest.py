@@ -6,9 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from surefoot.diagnosis.causes import cause_registry
+from surefoot.sanitizer.rules import registry
 
 PACKAGE = Path(__file__).parents[1] / "outside_package"
 
@@ -26,10 +30,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def forget_what_is_installed() -> None:
+    """A process reads once which rules and causes there are."""
+    registry.cache_clear()
+    cause_registry.cache_clear()
+
+
 @pytest.fixture
-def installed(site: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def installed(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The package is in the environment of the test, and of the processes that it starts."""
+    forget_what_is_installed()
     monkeypatch.syspath_prepend(str(site))
     rest = os.environ.get("PYTHONPATH")
     monkeypatch.setenv("PYTHONPATH", str(site) if rest is None else f"{site}{os.pathsep}{rest}")
-    return site
+    yield site
+    forget_what_is_installed()

@@ -60,7 +60,13 @@ def test_ctrl_c_outside_of_training_says_that_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("surefoot.config.load.load_recipe", interrupt)
-    assert main.invoke(["train", "diabetes-mlp"]) == EXIT_INTERRUPTED
+    # As in a process of its own: torch's launcher, once used, leaves its handler behind.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        code = main.invoke(["train", "diabetes-mlp"])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert code == EXIT_INTERRUPTED
     assert "interrupted" in capsys.readouterr().err
 
 

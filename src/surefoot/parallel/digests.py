@@ -13,6 +13,6 @@ def digest_of_weights(model: nn.Module) -> str:
     for name, tensor in model.state_dict().items():
         found.update(name.encode())
         if isinstance(tensor, torch.Tensor):
-            whole = tensor.detach().cpu().contiguous()
+            whole = tensor.detach().cpu().to_dense().contiguous()
             found.update(whole.reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
