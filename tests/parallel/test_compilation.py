@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from surefoot.core.errors import RequestError
-from surefoot.parallel.compilation import compile_model, repeated_blocks, uncompiled
+from surefoot.parallel.compilation import blocks_to_compile, compile_model, uncompiled
 
 
 class Stack(nn.Module):
@@ -29,18 +29,18 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
 
 def test_the_largest_list_of_equal_layers_is_found_whatever_its_name() -> None:
     model = Stack("layers", [8, 8, 8])
-    assert repeated_blocks(model) == list(model.layers)
+    assert blocks_to_compile(model) == list(model.layers)
 
 
 def test_a_list_that_the_model_calls_blocks_counts_although_its_layers_differ() -> None:
     model = Stack("blocks", [8, 4])
-    assert repeated_blocks(model) == list(model.blocks)
+    assert blocks_to_compile(model) == list(model.blocks)
 
 
 def test_layers_of_other_shapes_are_not_alike() -> None:
     model = Stack("layers", [8, 4])
-    assert repeated_blocks(model) == list(model.heads)
-    assert repeated_blocks(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))) == []
+    assert blocks_to_compile(model) == list(model.heads)
+    assert blocks_to_compile(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))) == []
 
 
 def test_blocks_are_compiled_one_by_one(compiled: list[nn.Module]) -> None:

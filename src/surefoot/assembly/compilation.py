@@ -19,7 +19,7 @@ from surefoot.core.counting import Pace
 from surefoot.core.peaks import dense_peak
 from surefoot.core.schedules import Undecided
 from surefoot.numerics.precision import choose_precision
-from surefoot.parallel.compilation import Extent, repeated_blocks
+from surefoot.parallel.compilation import Extent, blocks_to_compile
 from surefoot.parallel.layout import Place
 
 MIN_UPDATES_TO_COMPILE = 1000
@@ -77,11 +77,10 @@ def choose_compilation(
         extent, reason = _choose_extent(model, settings, device, place, pace, horizon)
     else:
         extent, reason = train.compile, ""
-    has_whole_weights = not set(place.sizes.used()) - {"replicate"}
     channels_last = train.channels_last == "on" or (
         train.channels_last == "auto"
         and device.type == "cuda"
-        and has_whole_weights
+        and place.sizes.has_whole_weights
         and any(isinstance(module, nn.Conv2d) for module in model.modules())
     )
     return Compilation(extent, channels_last, reason)
@@ -118,11 +117,11 @@ def _choose_extent(
     is_long, length = _is_long(settings, device, place, pace, horizon)
     if not is_long:
         return "off", f"{length}: too short to pay for a compilation"
-    if blocks := repeated_blocks(model):
+    if blocks := blocks_to_compile(model):
         return "blocks", f"{length}, {len(blocks)} layers that are built alike"
     if memory.loss == "chunked":
         return "off", "memory.loss is chunked, and the model has no layers that are built alike"
-    if set(place.sizes.used()) - {"replicate"}:
+    if not place.sizes.has_whole_weights:
         return "off", "the weights are sharded, and the model has no layers that are built alike"
     return "whole", length
 

@@ -9,24 +9,29 @@ from torch import nn
 from surefoot.core.errors import RequestError
 
 
-def repeated_blocks(model: nn.Module) -> Sequence[nn.Module]:
-    """The outermost repeated layers: the items of each ModuleList of one class.
+def repeated_lists(model: nn.Module) -> list[list[nn.Module]]:
+    """The outermost lists of repeated layers: each ModuleList whose items are of one class.
 
     A list of one counts: a pipeline stage may hold a single layer.
     """
-    found: list[nn.Module] = []
+    found: list[list[nn.Module]] = []
 
     def walk(module: nn.Module) -> None:
         for child in module.children():
             items = list(child) if isinstance(child, nn.ModuleList) else []
             nested = any(isinstance(item, nn.ModuleList) for item in items)
             if items and not nested and len({type(item) for item in items}) == 1:
-                found.extend(items)
+                found.append(items)
             else:
                 walk(child)
 
     walk(model)
     return found
+
+
+def repeated_blocks(model: nn.Module) -> Sequence[nn.Module]:
+    """The layers of all these lists."""
+    return [block for blocks in repeated_lists(model) for block in blocks]
 
 
 def blocks_for(model: nn.Module, where: str, what: str, without: str) -> Sequence[nn.Module]:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from surefoot.core.errors import RequestError
+from surefoot.memory.blocks import repeated_lists
 
 Extent = Literal["off", "blocks", "whole"]
 MIN_ALIKE = 2
@@ -28,7 +29,7 @@ def compile_model(model: nn.Module, extent: Extent) -> None:
     if extent == "whole":
         model.compile()
     elif extent == "blocks":
-        blocks = repeated_blocks(model)
+        blocks = blocks_to_compile(model)
         if not blocks:
             raise RequestError(
                 f"{type(model).__name__} has no layers that are built alike",
@@ -41,27 +42,24 @@ def compile_model(model: nn.Module, extent: Extent) -> None:
             block.compile()
 
 
-def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+def blocks_to_compile(model: nn.Module) -> list[nn.Module]:
     """The layers of a model that may be compiled separately, such as those of a transformer.
 
     These are the modules of `model.blocks` where that is an `nn.ModuleList`. Otherwise they are
-    those of the list with the most parameters among the lists whose modules are of one class, with
-    parameters of the same names and shapes. Empty where there is no such list.
+    those of the list with the most parameters among the lists of repeated layers whose parameters
+    have the same names and shapes. Empty where there is no such list.
     """
     named = getattr(model, "blocks", None)
     if isinstance(named, nn.ModuleList):
         return list(named)
-    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
-    alike = [blocks for blocks in lists if _are_alike(blocks)]
+    alike = [blocks for blocks in repeated_lists(model) if _are_alike(blocks)]
     return max(alike, key=_num_parameters, default=[])
 
 
 def _are_alike(blocks: list[nn.Module]) -> bool:
-    kinds = {
-        (type(block), tuple((name, p.shape) for name, p in block.named_parameters()))
-        for block in blocks
-    }
-    return len(blocks) >= MIN_ALIKE and len(kinds) == 1 and _num_parameters(blocks) > 0
+    """Whether layers of one class share one compiled graph."""
+    shapes = {tuple((name, p.shape) for name, p in block.named_parameters()) for block in blocks}
+    return len(blocks) >= MIN_ALIKE and len(shapes) == 1 and _num_parameters(blocks) > 0
 
 
 def _num_parameters(blocks: list[nn.Module]) -> int:

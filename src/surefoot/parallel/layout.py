@@ -178,7 +178,7 @@ def lay_out(
     if request.channels_last:
         # Outputs of a convolution lie as its weights do, so that no kernel turns them round.
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if set(place.sizes.used()) - {"replicate"} and request.compile == "whole":
+    if not place.sizes.has_whole_weights and request.compile == "whole":
         raise RequestError(
             "train.compile is whole, and the parameters are distributed over ranks",
             where="train.compile",

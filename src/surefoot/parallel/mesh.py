@@ -77,6 +77,11 @@ class MeshSizes:
         """Axes of more than one rank, in mesh order."""
         return tuple(axis for axis in AXES if getattr(self, axis) > 1)
 
+    @property
+    def has_whole_weights(self) -> bool:
+        """Whether every rank holds all weights entirely: there are replicas and no other axis."""
+        return set(self.used()) <= {"replicate"}
+
     def table(self) -> list[AxisRow]:
         """One row per axis in use, with its communication cost."""
         return [AxisRow(axis, getattr(self, axis), COSTS[axis]) for axis in self.used()]
