@@ -59,7 +59,6 @@ from surefoot.numerics.determinism import preserved_rng
 from surefoot.optim.ema import NoAverage
 from surefoot.parallel.collectives import HostSums
 from surefoot.parallel.compilation import uncompiled
-from surefoot.parallel.digests import digest_of_weights
 from surefoot.parallel.layout import Place
 from surefoot.parallel.lookout import asked_elsewhere
 from surefoot.parallel.ranks import Ranks, any_of
@@ -103,8 +102,6 @@ class Assembly:
     """What follows from an evaluation."""
     agreement: Agreement
     """How the ranks agree to stop."""
-    initial_digest: str = ""
-    """Of the weights that several ranks begin with; empty for one."""
     coupling: str = ""
     """What is to be said of a loss that couples the samples of a batch; empty for nothing."""
     compilation: Compilation = BEFORE_THERE_WAS_A_CHOICE
@@ -201,7 +198,6 @@ def assemble(
     task = place_task(material.task, material.model, settings, place.mesh)
     begun = begun_for(pace)
     schedule = make_schedule(settings, pace, begun, given.schedule)
-    initial_digest = ""
     if place.mesh is None:
         trainable = make_trainable(material.model, task, settings, schedule, process, given)
         with uncompiled(compilation.extent):
@@ -209,7 +205,6 @@ def assemble(
     else:
         # Before the model is spread: the loss of a few samples needs no other rank.
         coupling = check_loss(material, torch.device("cpu"))
-        initial_digest = digest_of_weights(material.model)
         trainable = make_trainable(material.model, task, settings, schedule, process, given)
         seed_rank(settings.seed, place)
     loader_settings = make_loader_settings(settings)
@@ -244,7 +239,6 @@ def assemble(
             trainable.optimizing.stopping,
         ),
         agreement=make_agreement(trainable.passing.ranks.host_sums, place.ranks),
-        initial_digest=initial_digest,
         coupling=coupling,
         compilation=compilation,
     )

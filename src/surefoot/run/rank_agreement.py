@@ -28,8 +28,13 @@ SEED_FIRST = "make the model from one seed on every rank: torch.manual_seed(0) b
 PACKAGE = Path(__file__).parents[1]
 
 
-def refuse_different_runs(resolved: Resolved[Any], prepared: Prepared, assembly: Assembly) -> None:
+def refuse_different_runs(
+    resolved: Resolved[Any], prepared: Prepared, assembly: Assembly, initial_weights: str
+) -> None:
     """Compares what the ranks are about to train; does nothing on one rank.
+
+    Args:
+        initial_weights: digest of the weights before the model was laid out.
 
     Raises:
         RankError: ranks differ in code, configuration, data or weights; the difference is named.
@@ -44,7 +49,7 @@ def refuse_different_runs(resolved: Resolved[Any], prepared: Prepared, assembly:
         **{f"config {path}": repr(value) for path, value in _flat(resolved.as_dict())},
         **{f"data {name}": value for name, value in fingerprints_of(prepared, assembly).items()},
         "order of validation sets": ", ".join(assembly.material.validation),
-        INITIAL_WEIGHTS: assembly.initial_digest,
+        INITIAL_WEIGHTS: initial_weights,
     }
     refuse_differences(ranks, facts)
 

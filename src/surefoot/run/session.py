@@ -31,6 +31,7 @@ from surefoot.observe.readers.run_data import read_contract
 from surefoot.observe.record import RunRecord, write_record
 from surefoot.observe.run_folder import RunFolder, naming_folder
 from surefoot.observe.watch import flight_recorder_files, set_where_free
+from surefoot.parallel.digests import digest_of_weights
 from surefoot.parallel.layout import Place
 from surefoot.parallel.lookout import attached
 from surefoot.run.contract import check_contract, promise
@@ -144,12 +145,15 @@ def build(
     check_trainable(prepared.material, settings)
     # Before the model is laid out: shards and wrappers have other classes.
     identity = identity_of(prepared.material, resuming=resumed is not None)
+    initial_weights = identity.get("initial_weights", "")
+    if not initial_weights and process.place.ranks.size > 1:
+        initial_weights = digest_of_weights(prepared.material.model)
     if resumed is None:
         assembly = assemble(prepared.material, settings, process)
     else:
         began = resumed.begun_for, resumed.begun_with
         assembly = assemble(prepared.material, settings, process, *began)
-    refuse_different_runs(asked.resolved, prepared, assembly)
+    refuse_different_runs(asked.resolved, prepared, assembly, initial_weights)
     check_keepable(assembly)
     asked.hooks.on_assembled(assembly)
     described = describe(asked.name, asked.resolved, prepared, assembly, identity)
