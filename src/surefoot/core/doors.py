@@ -138,6 +138,22 @@ def parts(door: Door) -> dict[str, EntryPoint]:
     return {**ours(door), **brought(door)}
 
 
+def families_and_brought(
+    door: Door, package: str, families: Sequence[str]
+) -> tuple[list[EntryPoint], str]:
+    """Our own modules of parts, then what other packages bring; and why that could not be listed.
+
+    Args:
+        package: dotted name of the package that holds our modules.
+        families: names of these modules.
+    """
+    own = [EntryPoint(name, f"{package}.{name}", door.value) for name in families]
+    try:
+        return [*own, *brought(door).values()], ""
+    except RequestError as error:
+        return own, str(error)
+
+
 def is_part(door: Door, name: str) -> bool:
     """Whether there is a part of that name."""
     return name in OURS.get(door, {}) or name in brought(door)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
 from types import ModuleType
 
-from surefoot.core.doors import Door, brought
+from surefoot.core.doors import Door, families_and_brought
 from surefoot.core.errors import RequestError
 from surefoot.diagnosis.causes.base import Cause, CauseInfo, Sign, SignText, cause, sign
 from surefoot.diagnosis.causes.page import read_page
@@ -93,11 +93,9 @@ class CauseRegistry:
 def cause_registry() -> CauseRegistry:
     """Imports all causes that are installed, our own first."""
     found = CauseRegistry()
-    entries = [EntryPoint(name, f"{__name__}.{name}", Door.CAUSES.value) for name in FAMILIES]
-    try:
-        entries += brought(Door.CAUSES).values()
-    except RequestError as error:
-        found.left_out.append(LeftOut("a cause", "two packages", str(error)))
+    entries, clash = families_and_brought(Door.CAUSES, __name__, FAMILIES)
+    if clash:
+        found.left_out.append(LeftOut("a cause", "two packages", clash))
     for entry in entries:
         found.add(entry)
     return found

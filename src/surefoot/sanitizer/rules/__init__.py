@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
 from types import ModuleType
 
-from surefoot.core.doors import Door, brought
-from surefoot.core.errors import RequestError
+from surefoot.core.doors import Door, families_and_brought
 from surefoot.sanitizer.rules.base import (
     NOWHERE,
     Certainty,
@@ -107,11 +106,9 @@ class Registry:
 def registry() -> Registry:
     """Imports all rules that are installed, our own first."""
     found = Registry()
-    entries = [EntryPoint(name, f"{__name__}.{name}", Door.RULES.value) for name in FAMILIES]
-    try:
-        entries += brought(Door.RULES).values()
-    except RequestError as error:
-        found.left_out.append(str(error))
+    entries, clash = families_and_brought(Door.RULES, __name__, FAMILIES)
+    if clash:
+        found.left_out.append(clash)
     for entry in entries:
         found.add(entry)
     found.entries = dict(sorted(found.entries.items()))
